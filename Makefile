@@ -18,7 +18,7 @@ define install
 	$(PYTHON) -c 'import sys; sys.exit("Wildflower needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --use-pep517 --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]'
-	$(BIN)/python -c 'import wildflower.server_app.app, wildflower.server_app.report, torch.utils.tensorboard, wildflower.runs.experiment'
+	$(BIN)/python -c 'import wildflower.server_app.app, wildflower.server_app.report, torch.utils.tensorboard, wildflower.launch.experiment'
 	touch $@
 endef
 

@@ -25,11 +25,11 @@ import torch
 
 from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of, todays_names
 from benchmarks.tables import markdown, write_between
-from wildflower.runs.experiment_file import SettingsError
-from wildflower.runs.forked_server import ONE_THREAD
-from wildflower.runs.superlink import stop_signals_interrupt
-from wildflower.runs.sweeps import Planned, Row, sweep
-from wildflower.runs.terminal import terminal
+from wildflower.launch.experiment_file import SettingsError
+from wildflower.launch.forked_server import ONE_THREAD
+from wildflower.launch.superlink import stop_signals_interrupt
+from wildflower.launch.sweeps import Planned, Row, sweep
+from wildflower.launch.terminal import terminal
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 

@@ -211,7 +211,7 @@ def fit(
         path: the trainer's socket.
         graph: of the model's loss.
         limit_bytes: what the training's tensors may take on the GPU; None: all there is.
-        new_statistics: as of `wildflower.strategies.method.Bench.fit`.
+        new_statistics: as of `wildflower.strategies.method.ClientContext.fit`.
         regularizer: is added to the loss.
 
     Returns:

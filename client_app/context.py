@@ -1,4 +1,4 @@
-"""One work order on one device: check the budget, give the device half what it works with, say what it took."""
+"""One work order on one device: check the budget, give the client step what it works with, say what it took."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from wildflower.messages.encoding import (
 from wildflower.messages.frozen_parts import read_part
 from wildflower.messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from wildflower.messages.packing import Entry, Layout, MessageError, pick, unpack
-from wildflower.messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
 from wildflower.messages.sums import not_finite
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, digest, frozen_layout
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, trained_parameters, with_weights
 from wildflower.models.layers import Network, mean_statistics
-from wildflower.strategies.method import Answer, Local
+from wildflower.strategies.method import Answer, ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError
 from wildflower.tasks.task import Task, in_layout
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 T = TypeVar("T")
-LOST_ON_THE_WIRE = "lost-on-the-wire"  # under which name, and a parcel's, a device keeps what rounding has lost
+LOST_ON_THE_WIRE = "lost-on-the-wire"  # under which name, and a tensor set's, a device keeps what rounding has lost
 
 
 class Refusal(Exception):
@@ -95,9 +95,9 @@ class Chance(random.Random):
 
 @dataclass
 class Done:
-    """The result of a work order: what the device half answers, and the figures of the update.
+    """The result of a work order: what the client step answers, and the figures of the update.
 
-    encoded: the answer's parcels as they travel, where the wire rounds.
+    encoded: the answer's tensor sets as they travel, where the wire rounds.
     """
 
     answer: Answer
@@ -127,25 +127,26 @@ class Workplace:
     board: Path | None = None
 
 
-class DeviceBench:
-    """`wildflower.strategies.method.Bench` on this machine.
+class DeviceContext:
+    """`wildflower.strategies.method.ClientContext` on this machine.
 
     Args:
         before_round: what the device kept in this round or later is not used.
         received: the packed arrays of the message.
         evaluated_round: in an evaluation, its round; the device then keeps nothing. None where it trains.
         checkpoint: the round of the oldest checkpoint that the run may go on from; None: only the round before can be.
-        wire: as what parcels travel. In a simulation they come in full, and are rounded here as they would have been.
+        wire: as what tensor sets travel. In a simulation they come in full, and are rounded here as they would have
+        been.
 
     Raises:
-        MessageError: the arrays are not those that the device half expects.
+        MessageError: the arrays are not those that the client step expects.
         Refusal: the device's own data do not fit what was agreed.
     """
 
     def __init__(
         self,
         order: WorkOrder | EvaluationOrder,
-        local: Local,
+        local: ClientStep,
         before_round: int,
         training: LocalTraining,
         family: Family,
@@ -159,7 +160,7 @@ class DeviceBench:
         checkpoint: int | None = None,
         wire: Wire = "float32",
     ) -> None:
-        self.order, self.local, self.family, self.training = order, local, family, training
+        self.order, self.client_step, self.family, self.training = order, local, family, training
         try:
             self.task = _fitting(task, order.device, family)
         except UnfitError as error:
@@ -171,11 +172,13 @@ class DeviceBench:
         self.returned = local.returned(family, self.architecture)
         if order.digest != digest(self.sent, self.returned):
             raise MessageError(
-                f"device {order.device}: server and device disagree about the parcels of {order.local.name} over "
-                f"{self.architecture}"
+                f"device {order.device}: server and device disagree about the tensor sets of "
+                f"{order.client_step.name} over {self.architecture}"
             )
         if order.payloads.keys() != self.sent.keys():
-            raise MessageError(f"device {order.device}: parcels {sorted(order.payloads)} came, not {sorted(self.sent)}")
+            raise MessageError(
+                f"device {order.device}: tensor sets {sorted(order.payloads)} came, not {sorted(self.sent)}"
+            )
         self.keeps = evaluated_round is None
         self._state, self._before, self._evaluated = state, before_round, evaluated_round or 0
         self._checkpoint = before_round - 1 if checkpoint is None else checkpoint
@@ -194,7 +197,7 @@ class DeviceBench:
             self._encoded = {name: self._rounded(name) for name in self._packed}
         else:
             self._encoded = self._packed
-        self.received: Parcels = {
+        self.received: TensorSets = {
             name: decode(data, self.sent[name].layout, wire) for name, data in self._encoded.items()
         }
         self.earlier = earlier
@@ -214,14 +217,14 @@ class DeviceBench:
 
     @cached_property
     def class_counts(self) -> Tensor:
-        """See `wildflower.strategies.method.Bench`."""
+        """See `wildflower.strategies.method.ClientContext`."""
         try:
             return self.task.class_counts(self._shard)
         except ValueError as error:
             raise MessageError(str(error)) from None
 
     def build(self, weights: Weights | None = None) -> Network:
-        """See `wildflower.strategies.method.Bench`."""
+        """See `wildflower.strategies.method.ClientContext`."""
         if weights is None:
             weights = self.family.build(self.architecture).state_dict()
         return with_weights(self.family, self.architecture, {**weights, **self._frozen}).to(self.device)
@@ -242,35 +245,38 @@ class DeviceBench:
             raise MessageError(f"{who} has lost what is frozen of its model; the next message brings it again")
         return found
 
-    def sent_again(self, parcel: str) -> Weights:
-        """A fresh copy of a parcel as the server has it, because training changes `received`; {} where none was sent.
+    def sent_again(self, tensor_set: str) -> Weights:
+        """A fresh copy of a tensor set as the server has it: training changes `received`; {} where none was sent.
 
         Only a simulated device knows it where the wire rounds.
         """
-        return unpack(self._packed[parcel], self.sent[parcel].layout) if parcel in self._packed else {}
+        return unpack(self._packed[tensor_set], self.sent[tensor_set].layout) if tensor_set in self._packed else {}
 
-    def _rounded(self, parcel: str) -> bytes:
-        layout = self.sent[parcel].layout
-        return encode(unpack(self._packed[parcel], layout), layout, self.wire)
+    def _rounded(self, tensor_set: str) -> bytes:
+        layout = self.sent[tensor_set].layout
+        return encode(unpack(self._packed[tensor_set], layout), layout, self.wire)
 
-    def encoded(self, parcels: Parcels) -> dict[str, bytes]:
+    def encoded(self, tensor_sets: TensorSets) -> dict[str, bytes]:
         """What the device returns, as it travels under a wire that rounds: tensor by tensor, to hold little at once.
 
         Tensors that the device was sent travel as their changes. What rounding loses is kept, and added the next time.
         Batch norm's statistics travel as values, and nothing is kept of them.
         MessageError where a value is not finite.
         """
-        return {name: self._encoded_parcel(name, parcel, parcels[name]) for name, parcel in self.returned.items()}
+        return {
+            name: self._encoded_tensor_set(name, tensor_set, tensor_sets[name])
+            for name, tensor_set in self.returned.items()
+        }
 
-    def _encoded_parcel(self, name: str, parcel: Parcel, contents: Weights) -> bytes:
-        feedback = isinstance(self.order, WorkOrder) and self.order.feedback and parcel.steady
+    def _encoded_tensor_set(self, name: str, tensor_set: TensorSet, contents: Weights) -> bytes:
+        feedback = isinstance(self.order, WorkOrder) and self.order.feedback and tensor_set.steady
         lost = self._lost_before(name) if feedback else {}
         begun: dict[str, tuple[Entry, memoryview]] = {}
         if name in self._encoded:
             sent = parts_of(self._encoded[name], self.sent[name].layout, self.wire)
             begun = {entry.name: (entry, data) for entry, data in sent}
         found = []
-        for entry in parcel.layout.entries:
+        for entry in tensor_set.layout.entries:
             value = contents[entry.name].detach().cpu()
             change = may_be_a_change(entry)
             if change:
@@ -285,12 +291,12 @@ class DeviceBench:
             self._lost[self._key(f"{LOST_ON_THE_WIRE}-{name}", per_architecture=True)] = lost
         return b"".join(found)
 
-    def _lost_before(self, parcel: str) -> dict[str, Tensor]:
-        """What rounding has lost of a parcel until now; {} where that cannot be read.
+    def _lost_before(self, tensor_set: str) -> dict[str, Tensor]:
+        """What rounding has lost of a tensor set until now; {} where that cannot be read.
 
         What is older than the last two rounds in which this device returned anything is not used.
         """
-        key = self._key(f"{LOST_ON_THE_WIRE}-{parcel}", per_architecture=True)
+        key = self._key(f"{LOST_ON_THE_WIRE}-{tensor_set}", per_architecture=True)
         since = self._state.second_last_round(f"{LOST_ON_THE_WIRE}-", self._before)
         try:
             return self._state.load(key, self._before, since) or {}
@@ -298,10 +304,10 @@ class DeviceBench:
             log.warning("Device %s: what rounding has lost of its changes cannot be read: %s", self.order.device, error)
             return {}
 
-    def restored(self, parcel: str, data: bytes) -> Weights:
-        """A parcel as the server makes it of what has travelled. Only a simulated device can."""
-        layout = self.returned[parcel].layout
-        return restored(decode(data, layout, self.wire), self.sent_again(parcel), layout)
+    def restored(self, tensor_set: str, data: bytes) -> Weights:
+        """A tensor set as the server makes it of what has travelled. Only a simulated device can."""
+        layout = self.returned[tensor_set].layout
+        return restored(decode(data, layout, self.wire), self.sent_again(tensor_set), layout)
 
     # What stays on the device
 
@@ -311,7 +317,7 @@ class DeviceBench:
         return self._state.folder
 
     def kept(self, name: str, *, per_architecture: bool = True, recent: bool = False) -> Weights | None:
-        """See `wildflower.strategies.method.Bench`. What cannot be read counts as lost."""
+        """See `wildflower.strategies.method.ClientContext`. What cannot be read counts as lost."""
         since = self._evaluated if recent else 0
         try:
             return self._state.load(self._key(name, per_architecture), self._before, since)
@@ -322,11 +328,11 @@ class DeviceBench:
             return None
 
     def keep(self, name: str, tensors: Mapping[str, Tensor], *, per_architecture: bool = True) -> None:
-        """See `wildflower.strategies.method.Bench`. It is written by `save`."""
+        """See `wildflower.strategies.method.ClientContext`. It is written by `save`."""
         self._to_keep[self._key(name, per_architecture)] = {key: value.detach() for key, value in tensors.items()}
 
     def save(self) -> bool:
-        """Write what the device half wants to keep, and say whether there is anything; nothing in an evaluation.
+        """Write what the client step wants to keep, and say whether there is anything; nothing in an evaluation.
 
         What rounding has lost is written too. It is not counted: a device that loses it goes on as well without it.
         """
@@ -356,11 +362,11 @@ class DeviceBench:
         for key in (*self._to_keep, *self._lost):
             self._state.take_back(key, self._before)
 
-    def check_kept(self, parcels: Parcels) -> None:
+    def check_kept(self, tensor_sets: TensorSets) -> None:
         """MessageError where the device would keep something of a training that diverged."""
         if not self._to_keep:
             return
-        found = {f"parcel {name!r}": weights for name, weights in parcels.items()}
+        found = {f"tensor set {name!r}": weights for name, weights in tensor_sets.items()}
         found |= {f"what stays on the device ({key})": weights for key, weights in self._to_keep.items()}
         for what, weights in found.items():
             if name := not_finite(weights):
@@ -379,7 +385,7 @@ class DeviceBench:
     def steps(
         self, *models: nn.Module, share: tuple[float, float] = (0.0, 1.0)
     ) -> Iterator[Iterator[tuple[Tensor, Tensor, float]]]:
-        """See `wildflower.strategies.method.Bench`."""
+        """See `wildflower.strategies.method.ClientContext`."""
         shard = self._shard
         if share != (0.0, 1.0):
             order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(self.order.device))
@@ -397,7 +403,7 @@ class DeviceBench:
             yield inputs, labels, len(part) / examples
 
     def one_pass(self, *models: nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `wildflower.strategies.method.Bench`."""
+        """See `wildflower.strategies.method.ClientContext`."""
         batches = batches_of(self.task, self._shard, self.training, self._generator, self.device, once=True)
         yield from self._within_limits(batches, *models, counted=False, most=most)
 
@@ -422,7 +428,7 @@ class DeviceBench:
                 return
 
     def optimizer(self, model: nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
-        """See `wildflower.strategies.method.Bench`."""
+        """See `wildflower.strategies.method.ClientContext`."""
         training = self.training
         rate, decay = rate * training.learning_rate, training.weight_decay
         groups: dict[float, list[nn.Parameter]] = {}
@@ -446,14 +452,14 @@ class DeviceBench:
         new_statistics: bool = False,
         rate: float = 1.0,
     ) -> float | None:
-        """See `wildflower.strategies.method.Bench`."""
+        """See `wildflower.strategies.method.ClientContext`."""
         training = self.training
         if self.place.board is not None:
             try:
                 self._check_for_board()
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:
-                name = self.order.local.name
+                name = self.order.client_step.name
                 log.warning("Device %s: the board's GPU cannot train %s (%s)", self.order.device, name, error)
                 log.warning("Device %s: %s is trained on the CPU", self.order.device, name)
         regularize = None if regularizer is None else regularizing(model, regularizer)
@@ -566,42 +572,42 @@ class DeviceBench:
         return self.meter.peak_bytes() if self.meter else None
 
 
-def do_order(bench: DeviceBench) -> Done:
-    """Let the device half train, within the order's limits.
+def do_order(context: DeviceContext) -> Done:
+    """Let the client step train, within the order's limits.
 
     Raises:
         Refusal: the work cannot fit the budget, or grew beyond it.
-        MessageError: the device half does not go with what came.
+        MessageError: the client step does not go with what came.
         board_gpu.BoardError: the board's trainer does not answer, or failed.
     """
     started = time.perf_counter()
-    order, local = bench.order, bench.local
-    for what, limit_bytes in _limits(order, bench.place.available_bytes).items():
+    order, local = context.order, context.client_step
+    for what, limit_bytes in _limits(order, context.place.available_bytes).items():
         if local.trains and order.predicted_memory_bytes > limit_bytes:
             raise Refusal(
                 f"training needs about {order.predicted_memory_bytes} bytes, {what} {limit_bytes} bytes",
                 # Within its budget, so the memory shrank after the report. Work without one may never have fitted.
                 overrun=0 < order.predicted_memory_bytes <= order.memory_bytes,
             )
-    if not bench.examples:
+    if not context.examples:
         raise Refusal("the device holds no training examples")
-    seed_draws(order.seed, bench.device)
+    seed_draws(order.seed, context.device)
     try:
-        with out_of_memory_refused(order, bench.place.available_bytes, bench.meter):
-            answer = local.train(bench)
-            _check(answer, bench)
-            bench.check_kept(answer.parcels)
-            encoded = {} if bench.wire == "float32" else bench.encoded(answer.parcels)
+        with out_of_memory_refused(order, context.place.available_bytes, context.meter):
+            answer = local.train(context)
+            _check(answer, context)
+            context.check_kept(answer.tensor_sets)
+            encoded = {} if context.wire == "float32" else context.encoded(answer.tensor_sets)
     finally:
-        bench.close()
+        context.close()
     return Done(
         answer,
         encoded,
-        bench.examples,
+        context.examples,
         time.perf_counter() - started,
-        bench.measured_bytes(),
-        state_lost=bench.state_lost,
-        state_kept=bench.save(),
+        context.measured_bytes(),
+        state_lost=context.state_lost,
+        state_kept=context.save(),
     )
 
 
@@ -613,25 +619,27 @@ def seed_draws(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def _check(answer: Answer, bench: DeviceBench) -> None:
-    """Raise MessageError where a device half does not return what it lists."""
-    name = bench.order.local.name
+def _check(answer: Answer, context: DeviceContext) -> None:
+    """Raise MessageError where a client step does not return what it lists."""
+    name = context.order.client_step.name
     if not isinstance(answer, Answer):
         raise MessageError(
             f"`train` of {name} must return a wildflower.strategies.method.Answer, not a {type(answer).__name__}"
         )
-    if answer.parcels.keys() != bench.returned.keys():
-        raise MessageError(f"{name} returns parcels {sorted(answer.parcels)}, but lists {sorted(bench.returned)}")
-    for parcel, wanted in bench.returned.items():
-        contents = answer.parcels[parcel]
+    if answer.tensor_sets.keys() != context.returned.keys():
+        raise MessageError(
+            f"{name} returns tensor sets {sorted(answer.tensor_sets)}, but lists {sorted(context.returned)}"
+        )
+    for tensor_set, wanted in context.returned.items():
+        contents = answer.tensor_sets[tensor_set]
         found = Layout.of(
             {entry.name: contents[entry.name] for entry in wanted.layout.entries if entry.name in contents}
         )
         if difference := wanted.layout.difference(found):
-            raise MessageError(f"{name} returns another parcel {parcel!r} than it lists: {difference}")
+            raise MessageError(f"{name} returns another tensor set {tensor_set!r} than it lists: {difference}")
     facts = {fact: len(values) for fact, values in answer.facts.items()}
-    if facts != bench.local.facts(bench.family):
-        raise MessageError(f"{name} returns facts {facts}, but lists {bench.local.facts(bench.family)}")
+    if facts != context.client_step.facts(context.family):
+        raise MessageError(f"{name} returns facts {facts}, but lists {context.client_step.facts(context.family)}")
     if wrong := [fact for fact, values in answer.facts.items() if not all(map(math.isfinite, values))]:
         raise MessageError(f"{name} returns the fact {wrong[0]!r} with numbers that are not finite")
 

@@ -7,7 +7,7 @@ from contextlib import closing
 import torch
 
 from wildflower.client_app.context import (
-    DeviceBench,
+    DeviceContext,
     Workplace,
     batches_of,
     do_order,
@@ -20,7 +20,7 @@ from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, LocalTr
 from wildflower.messages.packing import MessageError
 from wildflower.models.base import Family
 from wildflower.models.layers import Network, pool_by_slices
-from wildflower.strategies.method import Answer, local_half
+from wildflower.strategies.method import Answer, client_step_of
 from wildflower.strategies.statistics import take_statistics
 from wildflower.tasks.scoring import score
 from wildflower.tasks.task import Task
@@ -39,46 +39,49 @@ def score_order(
 
     Raises:
         Refusal: the training cannot fit the budget, or it or the scoring grew beyond it.
-        MessageError: the parcels are not those of the order, the device keeps no such model or holds no test examples.
+        MessageError: the tensor sets are not those of the order, the device keeps no such model or holds no test
+        examples.
     """
-    local = local_half(order.local)
+    local = client_step_of(order.client_step)
     training = batch.training or LocalTraining(batch_size=batch.batch_size)
     before = batch.round + 1  # the device's own model is that of this round
-    bench = DeviceBench(order, local, before, training, family, task, arrays, state, place, evaluated_round=batch.round)
+    context = DeviceContext(
+        order, local, before, training, family, task, arrays, state, place, evaluated_round=batch.round
+    )
     if order.data == "test set":
         inputs, labels = task.test.inputs, task.test.labels
     else:
-        inputs, labels = bench.task.own_test(order.device)
+        inputs, labels = context.task.own_test(order.device)
         if not len(labels):
             raise MessageError(f"device {order.device} holds no test examples")
-    alike = family.without_memory(bench.architecture)
+    alike = family.without_memory(context.architecture)
     # Training, batch norm's statistics and scoring have batches of their own sizes, each with code of its own.
-    limit_bytes = min(bench.limits.values(), default=None)
+    limit_bytes = min(context.limits.values(), default=None)
     answer: Answer | None = None
     beside: list[list[float]] = []
     with (
-        out_of_memory_refused(order, place.available_bytes, bench.meter),
+        out_of_memory_refused(order, place.available_bytes, context.meter),
         memory_limit(limit_bytes, place.device, alike, alike),
-        closing(bench),  # a device half that takes batches sets a limit of its own, which must end before this one
+        closing(context),  # a client step that takes batches sets a limit of its own, which must end before this one
     ):
         if batch.training is None:
-            seed_draws(order.seed, bench.device)  # a device that has not trained yet may lack layers of its own
-            model: Network | None = local.model(bench)
+            seed_draws(order.seed, context.device)  # a device that has not trained yet may lack layers of its own
+            model: Network | None = local.model(context)
         else:
-            answer = do_order(bench).answer
+            answer = do_order(context).answer
             model = answer.model
         if model is None:
-            raise MessageError(f"device {order.device}: {order.local.name} trained no model that could be scored")
+            raise MessageError(f"device {order.device}: {order.client_step.name} trained no model that could be scored")
         if family.with_statistics != family:
-            model = _with_statistics(model, bench, training)
-        scored = local.scored(bench, model) if order.data == "shard" else model
-        own = bench.task if order.data == "shard" else task
+            model = _with_statistics(model, context, training)
+        scored = local.scored(context, model) if order.data == "shard" else model
+        own = context.task if order.data == "shard" else task
         found = score(scored, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
         if order.data == "shard":
-            networks = local.beside(bench, answer)
+            networks = local.beside(context, answer)
             if len(networks) != len(local.scored_beside):
                 raise MessageError(
-                    f"{order.local.name} gives {len(networks)} networks to score beside the model, and names "
+                    f"{order.client_step.name} gives {len(networks)} networks to score beside the model, and names "
                     f"{len(local.scored_beside)}"
                 )
             for network in networks:
@@ -87,17 +90,17 @@ def score_order(
     return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples, beside=beside)
 
 
-def _with_statistics(model: Network, bench: DeviceBench, training: LocalTraining) -> Network:
+def _with_statistics(model: Network, context: DeviceContext, training: LocalTraining) -> Network:
     """The model with the batch norm statistics of one pass over the device's training examples.
 
     While they train, norms of a "static" family keep none. Scored by the statistics of the batch instead, a device with
     few test examples would be scored by which of them come together.
     """
-    scored = bench.family.with_statistics.build(bench.architecture).to(bench.device)
+    scored = context.family.with_statistics.build(context.architecture).to(context.device)
     # What lacks are the statistics themselves, which the pass sets.
     scored.load_state_dict(model.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(0)  # of the order in which examples are seen
-    shard = bench.task.shard(bench.order.device).train
+    shard = context.task.shard(context.order.device).train
     pool_by_slices(scored)
-    take_statistics(scored, batches_of(bench.task, shard, training, generator, bench.device, once=True))
+    take_statistics(scored, batches_of(context.task, shard, training, generator, context.device, once=True))
     return scored

@@ -26,7 +26,7 @@ from wildflower.devices.private import private_folder, private_open, sync
 from wildflower.devices.state_folder import node_state_dir
 from wildflower.messages.error import MessageError
 from wildflower.messages.masks import digest_of, digests_of
-from wildflower.messages.orders import Batch, Hex64, LocalHalf, LocalTraining, WorkOrder
+from wildflower.messages.orders import Batch, Hex64, LocalTraining, StepReference, WorkOrder
 
 MAX_REMEMBERED = 4096  # sums, and updates; then the oldest are forgotten
 
@@ -59,7 +59,7 @@ class _Newest(BaseModel):
     weights: Hex64
     run: Hex64
     training: LocalTraining
-    local: LocalHalf
+    client_step: StepReference
 
 
 class _Entries(BaseModel):
@@ -93,13 +93,13 @@ class Ledger:
             before = next((update for update in entries.updates if update.weights == weights), None)
             if before is None:
                 update = _Update(weights=weights, seed=order.seed, asked=asked)
-                newest = _Newest(weights=weights, run=run, training=batch.training, local=order.local)
+                newest = _Newest(weights=weights, run=run, training=batch.training, client_step=order.client_step)
                 self._write(_Entries(sums=entries.sums, updates=[*entries.updates, update], newest=newest))
                 return batch.training, order
         last = entries.newest
         if before.asked != asked and last is not None and (last.weights, last.run) == (weights, run):
             batch = batch.model_copy(update={"training": last.training})
-            order = order.model_copy(update={"local": last.local})
+            order = order.model_copy(update={"client_step": last.client_step})
             asked = digests_of(batch, order, arrays)[1]
         if before.asked != asked:
             raise MessageError(

@@ -1,6 +1,6 @@
 """Workers of a simulation on this machine: forked from one process that has torch and the data loaded.
 
-A server that trains and writes files gets threads, and a process with threads must not be forked. So a nursery is
+A server that trains and writes files gets threads, and a process with threads must not be forked. So a fork server is
 forked from the server before that, and keeps doing nothing but forking workers: the first ones, and one for each that
 was lost, of which it says how it ended. A worker says when it begins, then answers the messages of its link one after
 the other, and ends with its server. While it answers it says which files of devices it is about to write
@@ -70,7 +70,7 @@ class BatchScores(BaseModel):
     batches: list[list[tuple[list[float], float, int, list[int]]]]
 
 
-class NurseryError(RuntimeError):
+class ForkServerError(RuntimeError):
     """There are no workers to be had any more. Its text is all there is to know: no frame tells more."""
 
 
@@ -86,29 +86,29 @@ class Forked:
     replaced: int | None
 
 
-class Nursery:
+class ForkServer:
     """The server's end of a process that forks workers. To be made before the process has any threads."""
 
     def __init__(self) -> None:
         self._link, theirs = socket.socketpair()
-        self._process = forking.Process(target=_fork_workers, args=(theirs, self._link), name="nursery")
+        self._process = forking.Process(target=_fork_workers, args=(theirs, self._link), name="fork server")
         self._process.start()
         theirs.close()
 
     def worker(self, number: int) -> Forked:
-        """A new worker; the one of the same number is ended, where it has not ended yet. Raises NurseryError."""
+        """A new worker; the one of the same number is ended, where it has not ended yet. Raises ForkServerError."""
         try:
             self._link.sendall(NUMBER.pack(number))
             said, handles, _, _ = socket.recv_fds(self._link, FORKED.size, 1)
         except OSError as error:
-            raise NurseryError(f"{NO_WORKER} ({error.strerror})") from None
+            raise ForkServerError(f"{NO_WORKER} ({error.strerror})") from None
         if not handles:
-            raise NurseryError(NO_WORKER)
+            raise ForkServerError(NO_WORKER)
         process, replaces, code = FORKED.unpack(said)
         return Forked(socket.socket(fileno=handles[0]), process, code if replaces else None)
 
     def close(self) -> None:
-        """End the nursery and its workers, in the middle of whatever they do."""
+        """End the fork server and its workers, in the middle of whatever they do."""
         self._link.close()
         self._process.join()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wildflower.client_app.context import DeviceBench, Done, Refusal, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Done, Refusal, Workplace, do_order
 from wildflower.client_app.device_report import device_report, gpu_trainer
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.kept_state import DeviceState
@@ -52,12 +52,12 @@ from wildflower.messages.orders import (
     parse,
 )
 from wildflower.messages.packing import int64_bytes, pack
-from wildflower.messages.parcels import Parcel, Weights
 from wildflower.messages.sums import MASKED, WeightedSum, device_weight, joined, new_bound, not_finite, vectors
+from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from wildflower.models.family import Family, make_family
 from wildflower.models.layers import Network
-from wildflower.strategies.method import local_half
+from wildflower.strategies.method import client_step_of
 from wildflower.tasks.device_data import MAX_PROBLEM_LETTERS, Summary, UnfitError
 from wildflower.tasks.task import Task, TaskSpec, describe, load_task
 
@@ -92,14 +92,14 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
 
 @dataclass
 class _Sum:
-    """The sum of one parcel over the devices of one group."""
+    """The sum of one tensor set over the devices of one group."""
 
-    parcel: Parcel
+    tensor_set: TensorSet
     total: WeightedSum
     orders: list[int] = field(default_factory=list)
 
 
-_Sums = dict[tuple[int, str], _Sum]  # by group and parcel
+_Sums = dict[tuple[int, str], _Sum]  # by group and tensor set
 
 
 def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
@@ -118,9 +118,9 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 raise MessageError(f"this node carries device {this_device}, not {order.device}")
             state = DeviceState(_state_dir(batch, config), batch.run, order.device)
             training, order, masks = _masks(batch, order, arrays, state.folder, config)
-            bench = DeviceBench(
+            context = DeviceContext(
                 order,
-                local_half(order.local),
+                client_step_of(order.client_step),
                 batch.round,
                 training,
                 family,
@@ -133,12 +133,12 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 wire=batch.wire,
             )
             if masks is not None:
-                _check_maskable(bench)
-            done = do_order(bench)
+                _check_maskable(context)
+            done = do_order(context)
             try:
-                updates.append(_answer(batch, order, bench, done, out, sums, masks))
+                updates.append(_answer(batch, order, context, done, out, sums, masks))
             except Exception:
-                bench.take_back()
+                context.take_back()
                 raise
             if done.answer.model is not None:
                 models[order.order] = (order.device, done.answer.model)
@@ -159,7 +159,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         headers.append(
             SumHeader(
                 group=group,
-                parcel=name,
+                tensor_set=name,
                 orders=found.orders,
                 weight=found.total.weight,
                 class_weight=None if weights is None else weights.tolist(),
@@ -196,43 +196,43 @@ def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Net
 def _answer(
     batch: Batch,
     order: WorkOrder,
-    bench: DeviceBench,
+    context: DeviceContext,
     done: Done,
     out: list[bytes],
     sums: _Sums,
     masks: Callable[[Tensor], bytes] | None,
 ) -> Update:
-    """The update of a device that trained: each of its parcels goes into a sum or into the message.
+    """The update of a device that trained: each of its tensor sets goes into a sum or into the message.
 
-    masks: masks a vector, for an order whose parcels the server may not see.
+    masks: masks a vector, for an order whose tensor sets the server may not see.
     """
     adds_up = (batch.shared_process and not batch.each_by_itself) or bool(order.masked_with)
-    merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and adds_up}
+    merged = {name for name, tensor_set in context.returned.items() if tensor_set.merge is not None and adds_up}
     far = False
     added: dict[str, list[Tensor]] = {}
     for name in merged:
-        contents = bench.restored(name, done.encoded[name]) if done.encoded else done.answer.parcels[name]
-        added[name], moved = _bounded(batch, bench, name, contents)
+        contents = context.restored(name, done.encoded[name]) if done.encoded else done.answer.tensor_sets[name]
+        added[name], moved = _bounded(batch, context, name, contents)
         far = far or moved
     if merged:
-        _check_finite(bench, {name: done.answer.parcels[name] for name in bench.returned.keys() - merged})
+        _check_finite(context, {name: done.answer.tensor_sets[name] for name in context.returned.keys() - merged})
     elif not (batch.norm_bound or batch.clip):  # else the server shrinks what is too large
-        _check_addable(bench, done)
+        _check_addable(context, done)
     payloads: dict[str, int] = {}
     if masks is not None:
         payloads[MASKED] = len(out)
-        out.append(masks(_joined(batch, order, bench, done, added)))
+        out.append(masks(_joined(batch, order, context, done, added)))
     else:
-        _add(batch, order, bench, done, added, sums)
-    for name, parcel in bench.returned.items():
+        _add(batch, order, context, done, added, sums)
+    for name, tensor_set in context.returned.items():
         if name in merged:
             continue
         payloads[name] = len(out)
         if done.encoded:
             out.append(done.encoded[name])
         else:
-            contents = done.answer.parcels[name]
-            out.append(pack({e.name: contents[e.name].cpu() for e in parcel.layout.entries}, parcel.layout))
+            contents = done.answer.tensor_sets[name]
+            out.append(pack({e.name: contents[e.name].cpu() for e in tensor_set.layout.entries}, tensor_set.layout))
     if order.masked_with:  # what else would tell something of this device alone stays with it
         return Update(
             order=order.order,
@@ -245,7 +245,9 @@ def _answer(
             state_kept=done.state_kept,
             state_lost=done.state_lost,
         )
-    wants_classes = any(parcel.merge and parcel.merge.present_classes for parcel in bench.returned.values())
+    wants_classes = any(
+        tensor_set.merge and tensor_set.merge.present_classes for tensor_set in context.returned.values()
+    )
     return Update(
         order=order.order,
         device=order.device,
@@ -256,7 +258,7 @@ def _answer(
         seconds=done.seconds,
         measured_memory_bytes=done.measured_memory_bytes,
         bounded=far,
-        present_classes=bench.class_counts.nonzero().flatten().tolist() if wants_classes and payloads else None,
+        present_classes=context.class_counts.nonzero().flatten().tolist() if wants_classes and payloads else None,
         facts=done.answer.facts,
         state_kept=done.state_kept,
         state_lost=done.state_lost,
@@ -286,84 +288,89 @@ def _masks(
     return training, order, lambda values: device.masked(values, order.masked_with, weights, work)
 
 
-def _check_maskable(bench: DeviceBench) -> None:
+def _check_maskable(context: DeviceContext) -> None:
     """MessageError where an order under masks would also return something by itself."""
-    if bare := [name for name, parcel in bench.returned.items() if parcel.merge is None]:
+    if bare := [name for name, tensor_set in context.returned.items() if tensor_set.merge is None]:
         raise MessageError(
-            f"the order is under masks, and its device half {bench.order.local.name} returns the parcel {bare[0]!r} "
-            "without any"
+            f"the order is under masks, and its client step {context.order.client_step.name} returns the "
+            f"tensor set {bare[0]!r} without any"
         )
 
 
 def _joined(
-    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, list[Tensor]]
+    batch: Batch, order: WorkOrder, context: DeviceContext, done: Done, tensor_sets: Mapping[str, list[Tensor]]
 ) -> Tensor:
-    """A device's parcels as they are masked: weighted, in one vector.
+    """A device's tensor sets as they are masked: weighted, in one vector.
 
     Raises MessageError where a value is too large for the sum of all.
     """
     own: _Sums = {}
-    _add(batch, order, bench, done, parcels, own)
+    _add(batch, order, context, done, tensor_sets, own)
     sums = {name: found.total for (_, name), found in own.items()}
     for found in sums.values():
         new_bound(0.0, found.largest * len(order.masked_with))
     return joined(sums)
 
 
-def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[list[Tensor], bool]:
-    """A parcel as it is added up, in vectors and within the bounds, and whether it was beyond them.
+def _bounded(batch: Batch, context: DeviceContext, name: str, contents: Weights) -> tuple[list[Tensor], bool]:
+    """A tensor set as it is added up, in vectors and within the bounds, and whether it was beyond them.
 
     Before a sum only the node can bound it; else the server does.
     """
-    layout = bench.returned[name].layout
+    layout = context.returned[name].layout
     if batch.clip:
-        change, moved = bounded_change(contents, bench.sent_again(name), layout, batch.clip)
+        change, moved = bounded_change(contents, context.sent_again(name), layout, batch.clip)
         return [change], moved
     if not batch.norm_bound:
         return vectors(contents, layout), False
     tensors = {entry.name: contents[entry.name].detach() for entry in layout.entries}
-    within, moved = bounded(tensors, bench.sent_again(name), batch.norm_bound)
+    within, moved = bounded(tensors, context.sent_again(name), batch.norm_bound)
     return vectors(within, layout), moved
 
 
-def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
-    """MessageError where the server would refuse a parcel, when the device's others were in a sum already."""
-    for name, contents in parcels.items():
+def _check_finite(context: DeviceContext, tensor_sets: Mapping[str, Weights]) -> None:
+    """MessageError where the server would refuse a tensor set, when the device's others were in a sum already."""
+    for name, contents in tensor_sets.items():
         # As the server reads them: numbers of 64 bits that 32 cannot hold are none.
-        if found := not_finite({e.name: contents[e.name].float() for e in bench.returned[name].layout.entries}):
+        if found := not_finite({e.name: contents[e.name].float() for e in context.returned[name].layout.entries}):
             raise MessageError(
-                f"device {bench.order.device}: tensor {found!r} of {name!r} holds values that are not finite"
+                f"device {context.order.device}: tensor {found!r} of {name!r} holds values that are not finite"
             )
 
 
-def _check_addable(bench: DeviceBench, done: Done) -> None:
-    """MessageError where the server would refuse to add a parcel up, when the device has kept what goes with it."""
-    for name, parcel in bench.returned.items():
-        if parcel.merge is None:
+def _check_addable(context: DeviceContext, done: Done) -> None:
+    """MessageError where the server would refuse to add a tensor set up, when the device has kept what goes with it."""
+    for name, tensor_set in context.returned.items():
+        if tensor_set.merge is None:
             continue
-        _check_finite(bench, {name: done.answer.parcels[name]})
-        weight = device_weight(parcel.merge, done.examples)
-        WeightedSum(torch.zeros(0)).check(vectors(done.answer.parcels[name], parcel.layout), weight)
+        _check_finite(context, {name: done.answer.tensor_sets[name]})
+        weight = device_weight(tensor_set.merge, done.examples)
+        WeightedSum(torch.zeros(0)).check(vectors(done.answer.tensor_sets[name], tensor_set.layout), weight)
 
 
 def _add(
-    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, list[Tensor]], sums: _Sums
+    batch: Batch,
+    order: WorkOrder,
+    context: DeviceContext,
+    done: Done,
+    tensor_sets: Mapping[str, list[Tensor]],
+    sums: _Sums,
 ) -> None:
-    """Add a device's parcels to the sums of its group: all of them or, where one is too large, none."""
+    """Add a device's tensor sets to the sums of its group: all of them or, where one is too large, none."""
     ready = []
-    for name, values in parcels.items():
-        parcel = bench.returned[name]
-        assert parcel.merge is not None
+    for name, values in tensor_sets.items():
+        tensor_set = context.returned[name]
+        assert tensor_set.merge is not None
         if (order.group, name) not in sums:
-            classes = bench.family.classes if parcel.merge.present_classes else None
-            sums[order.group, name] = _Sum(parcel, WeightedSum.zeros(parcel.layout, classes))
+            classes = context.family.classes if tensor_set.merge.present_classes else None
+            sums[order.group, name] = _Sum(tensor_set, WeightedSum.zeros(tensor_set.layout, classes))
         into = sums[order.group, name]
-        weight = device_weight(parcel.merge, done.examples, alike=batch.clip > 0)
-        if len(parcels) > 1:
+        weight = device_weight(tensor_set.merge, done.examples, alike=batch.clip > 0)
+        if len(tensor_sets) > 1:
             into.total.check(values, weight)
-        ready.append((into, values, weight, bench.class_counts > 0 if parcel.merge.present_classes else None))
+        ready.append((into, values, weight, context.class_counts > 0 if tensor_set.merge.present_classes else None))
     for into, values, weight, present in ready:
-        into.total.add(values, weight, present, into.parcel.class_spans)
+        into.total.add(values, weight, present, into.tensor_set.class_spans)
         into.orders.append(order.order)
 
 
@@ -455,7 +462,7 @@ def preload(kind: str, text: str, config: NodeConfig) -> None:
         load_task(_task(batch, config))
         family_of(json.dumps(batch.family))
         for order in batch.orders:
-            local_half(order.local)
+            client_step_of(order.client_step)
 
 
 def _prepare(batch: Batch | EvaluationBatch, config: NodeConfig) -> tuple[Task, Family, torch.device]:

@@ -70,7 +70,9 @@ class Family(ABC):
     def spec(self) -> dict[str, Any]:
         """Return the JSON from which `make_family` makes this family again; one from outside is named by reference."""
         kind = type(self)
-        name = self.name if kind.__module__.startswith("models.") else f"{kind.__module__}:{kind.__qualname__}"
+        name = (
+            self.name if kind.__module__.startswith("wildflower.models.") else f"{kind.__module__}:{kind.__qualname__}"
+        )
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"name": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 

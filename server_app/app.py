@@ -19,7 +19,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from wildflower.client_app.simulation import NurseryError
+from wildflower.client_app.simulation import ForkServerError
 from wildflower.devices.fleet import Fleet, bundled_fleet, replaced_devices
 from wildflower.devices.validation import did_you_mean
 from wildflower.messages.orders import LocalTraining
@@ -29,7 +29,7 @@ from wildflower.models.initial import checked_names, digest_of, folder_of_sizes,
 from wildflower.plugins.extras import MissingExtraError, check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.rounds.engine import Engine, Scorer
-from wildflower.rounds.layout_check import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
+from wildflower.rounds.layout_check import DryRunError, dry_run_privacy, dry_run_secure, dry_run_tensor_sets
 from wildflower.rounds.own_data import OwnData, tell_cut, tell_labels, tell_remarks
 from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
 from wildflower.server_app import checkpoint, ledger
@@ -39,7 +39,7 @@ from wildflower.server_app.config import (
     digests_of,
     keep_modules,
 )
-from wildflower.server_app.dry_run import rehearse_step
+from wildflower.server_app.dry_run import dry_run_step
 from wildflower.server_app.inline_tables import parse_arguments, rates_of
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import write_labels
@@ -191,7 +191,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         if not trained:
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except (NoProgressError, NoNodesError, ConfigError, SuperLinkError, NurseryError, BudgetSpentError) as error:
+    except (NoProgressError, NoNodesError, ConfigError, SuperLinkError, ForkServerError, BudgetSpentError) as error:
         _finish_failed(journal, str(error))
         raise
     except BaseException:
@@ -286,14 +286,14 @@ def _finish_failed(journal: Journal, error: str) -> None:
 
 
 def start(engine: Engine, config: RunConfig, first_round: int = 1) -> None:
-    """Let the method begin, and rehearse what its halves send each other. Raises ConfigError where they do not agree.
+    """Let the method begin, and try what its halves send each other; ConfigError where they do not agree.
 
     One from outside also does a step of one device, on a copy of it.
     """
     with _naming("strategy", config.strategy):
         engine.start(first_round)
         if is_reference(config.strategy) and engine.own is None:  # data that only devices have are not here
-            rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))  # at hand since `build`
+            dry_run_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))  # at hand since `build`
 
 
 @contextmanager
@@ -303,7 +303,7 @@ def _naming(key: str, name: str) -> Iterator[None]:
         yield
     except (ConfigError, NoProgressError):
         raise
-    except RehearsalError as error:
+    except DryRunError as error:
         raise ConfigError(f"{key} = {name!r}: {error}") from error
     except Exception as error:
         if not is_reference(name):
@@ -448,9 +448,9 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             method.family.check_left(method.smallest_architecture)
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
-        rehearse_parcels(method)
-        rehearse_privacy(method)
-        rehearse_secure(method)
+        dry_run_tensor_sets(method)
+        dry_run_privacy(method)
+        dry_run_secure(method)
         method.cost(method.smallest_architecture)
     if method.needs_classes and task.label_kind != "classes":
         other = "take a method that minimizes the task's loss alone, such as strategy = 'fedavg'"

@@ -262,7 +262,7 @@ class RunConfig(Params):
         0.85, description="Share of the reported available memory that training may use: the cost may be 12 % off"
     )
     transfer_seconds: Rate = Field(
-        0.0, description="Longest time that parcels may travel one way, which bounds the payload; 0 is no limit"
+        0.0, description="Longest time that tensor sets may travel one way, which bounds the payload; 0 is no limit"
     )
     deadline_seconds: Rate = Field(
         0.0, description="Longest time of a round, simulated under a fleet, real on hardware; 0 waits for all"
@@ -367,8 +367,8 @@ class RunConfig(Params):
     )
     wire: Wire = Field(
         "float32",
-        description="As what parcels travel, both ways: float32, or rounded to float16 or int8, half the bytes or a "
-        "quarter (docs/design.md#messages)",
+        description="As what tensor sets travel, both ways: float32, or rounded to float16 or int8, half the bytes or "
+        "a quarter (docs/design.md#messages)",
     )
     schedule: Literal["steps", "cosine"] = Field(
         "steps",

@@ -1,6 +1,6 @@
 """Before round 1: one step of one device with a method from outside, from its payload to the state it would keep.
 
-What a method of the project does is held by tests. One from outside meets them here: what its device half returns, and
+What a method of the project does is held by tests. One from outside meets them here: what its client step returns, and
 what its server half makes of that, on a copy that is dropped.
 """
 
@@ -17,35 +17,35 @@ from typing import Any
 import torch
 from flwr.common import log
 
-from wildflower.client_app.context import DeviceBench, Done, Refusal, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Done, Refusal, Workplace, do_order
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.devices.budget import Budget
 from wildflower.devices.validation import shown
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Update
 from wildflower.messages.packing import Layout, pack
-from wildflower.messages.parcels import STATISTICS, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS, parameters_of
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.frozen import Frozen
-from wildflower.rounds.layout_check import RehearsalError, same_chance, without_unlisted_frozen
+from wildflower.rounds.layout_check import DryRunError, same_chance, without_unlisted_frozen
 from wildflower.rounds.replies import own_contribution
 from wildflower.rounds.requests import Assignment, Given, Work
-from wildflower.strategies.method import Contribution, Local, Method, Order, State, Trained, local_half
+from wildflower.strategies.method import ClientStep, Contribution, Method, Order, State, Trained, client_step_of
 from wildflower.tasks.task import Task
 
 MAX_LOOKED_AT = 100  # devices, of which the one with the most examples takes part
 BATCH_SIZE = 8
 
 
-def rehearse_step(engine: Engine, task: Task) -> None:
-    """Raise an exception where a method's halves do not do what they say: RehearsalError, or one of the halves' own."""
+def dry_run_step(engine: Engine, task: Task) -> None:
+    """Raise an exception where a method's halves do not do what they say: DryRunError, or one of the halves' own."""
     try:
         method = copy.deepcopy(engine.method)
     except Exception as error:  # a method may hold what cannot be copied, such as a lock
-        log(DEBUG, "The method is not rehearsed: it cannot be copied (%s)", error)
+        log(DEBUG, "The method is not tried in a dry run: it cannot be copied (%s)", error)
         return
     if method.settings.privacy is not None:
-        method.settings.privacy.account.begin_in_memory()  # what is rehearsed is not released
+        method.settings.privacy.account.begin_in_memory()  # what is tried in a dry run is not released
     with same_chance(), tempfile.TemporaryDirectory() as folder:
         _step(method, task, folder)
 
@@ -57,12 +57,15 @@ def _step(method: Method, task: Task, folder: str) -> None:
         work, done = _do(method, order, method.first_question, task, folder)
         method.introduce(device, done.answer.facts)
     method.begin_round([order])
-    work, done = _do(method, order, method.local(order), task, folder)
+    work, done = _do(method, order, method.client_step(order), task, folder)
     group = work.groups[0]
     if group.returned:
         packed = {
-            name: pack(without_unlisted_frozen(done.answer.parcels[name], parcel.layout, method.family), parcel.layout)
-            for name, parcel in group.returned.items()
+            name: pack(
+                without_unlisted_frozen(done.answer.tensor_sets[name], tensor_set.layout, method.family),
+                tensor_set.layout,
+            )
+            for name, tensor_set in group.returned.items()
         }
         update = Update(
             order=0,
@@ -78,22 +81,22 @@ def _step(method: Method, task: Task, folder: str) -> None:
         method.absorb(contribution)
     metrics = method.finish_round([Trained(order, "", done.examples, done.answer.loss, done.answer.facts)])
     if not isinstance(metrics, Mapping):
-        raise RehearsalError(f"`finish_round` must return numbers by name, not a {type(metrics).__name__}")
+        raise DryRunError(f"`finish_round` must return numbers by name, not a {type(metrics).__name__}")
     for key, value in metrics.items():
         if value is not None and not _is_number(value):
-            raise RehearsalError(
+            raise DryRunError(
                 f"`finish_round` must return numbers by name: {shown(key)} is no number but a {type(value).__name__}"
             )
     _check_models(method)
     state = method.state()
     if not isinstance(state, State) or not all(isinstance(value, torch.Tensor) for value in state.tensors.values()):
-        raise RehearsalError(
+        raise DryRunError(
             f"`state` must return a wildflower.strategies.method.State with tensors by name, not {type(state)}"
         )
     try:
         values = json.loads(json.dumps(state.values))
     except (TypeError, ValueError) as error:
-        raise RehearsalError(f"`state` holds values that are no JSON: {error}") from None
+        raise DryRunError(f"`state` holds values that are no JSON: {error}") from None
     method.load(State(state.tensors, values))
     if method.settings.privacy is not None:
         _check_empty_round(method)
@@ -104,7 +107,7 @@ def _without_frozen(method: Method, tensors: Mapping[str, torch.Tensor]) -> dict
 
 
 def _check_empty_round(method: Method) -> None:
-    """Raise RehearsalError where the model of a private run tells that nobody came to a round: it has no noise then."""
+    """Raise DryRunError where the model of a private run tells that nobody came to a round: it has no noise then."""
     wanted = [method.scored_architecture]
     before = {
         name: tensor.clone()
@@ -115,7 +118,7 @@ def _check_empty_round(method: Method) -> None:
     method.finish_round([])
     after = [model.weights for model in method.models(wanted).values()]
     if before and all(torch.equal(weights[name], before[name]) for weights in after for name in before):
-        raise RehearsalError(
+        raise DryRunError(
             "`finish_round` leaves the model as it was in a round to which no device came, which tells just that. "
             "Differential privacy needs its noise in such a round too: let `self.mean.mean` make the model whether "
             "somebody trained or not, and ask `self.mean.empty` in place of `trained` whether there is nothing to do"
@@ -128,14 +131,14 @@ def _absorb_in_parts(method: Method, contribution: Contribution) -> None:
         for part in (replace(contribution, each={}), replace(contribution, sums={})):
             method.absorb(part)
     except (MessageError, KeyError) as error:
-        raise RehearsalError(
-            "`absorb` must take the sums and one device's own parcels as two contributions too, as simulations send "
-            f"them: ask `if contribution.sums` and `if contribution.each` first ({error})"
+        raise DryRunError(
+            "`absorb` must take the sums and one device's own tensor sets as two contributions too, as simulations "
+            f"send them: ask `if contribution.sums` and `if contribution.each` first ({error})"
         ) from None
 
 
 def _check_models(method: Method) -> None:
-    """Raise RehearsalError where the weights after a round are not those of the family's models."""
+    """Raise DryRunError where the weights after a round are not those of the family's models."""
     wanted = dict.fromkeys([method.scored_architecture, method.smallest_architecture])
     for architecture, model in method.models(wanted).items():
         tensors = parameters_of(model.family.tensors(architecture))
@@ -145,13 +148,13 @@ def _check_models(method: Method) -> None:
             if not model.family.is_frozen(name) and not name.endswith(STATISTICS)
         }
         if difference := Layout.of(tensors).difference(Layout.of(learned)):
-            raise RehearsalError(
+            raise DryRunError(
                 f"the weights that `finish_round` leaves are not those of the model {architecture}: {difference}"
             )
 
 
-def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> tuple[Work, Done]:
-    """Let a device half do one step of a small batch."""
+def _do(method: Method, order: Order, local: ClientStep, task: Task, folder: str) -> tuple[Work, Done]:
+    """Let a client step do one step of a small batch."""
     cost = method.cost(order.architecture)
     budget = Budget(cost.peak_training_memory_bytes)
     given = Given(order, method.selection(order.device, order.architecture), cost, local)
@@ -173,12 +176,12 @@ def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> 
     training = batch.training.model_copy(update={"steps": 1, "batch_size": size, "micro_batch_size": micro})
     state = DeviceState(folder, batch.run, order.device)
     place = Workplace(torch.device("cpu"))
-    half = local_half(local.reference())
-    bench = DeviceBench(batch.orders[0], half, batch.round, training, method.family, task, arrays, state, place)
+    half = client_step_of(local.reference())
+    context = DeviceContext(batch.orders[0], half, batch.round, training, method.family, task, arrays, state, place)
     try:
-        return work, do_order(bench)
+        return work, do_order(context)
     except Refusal as refusal:
-        raise RehearsalError(f"the device half {local.reference().name} refuses: {refusal}") from None
+        raise DryRunError(f"the client step {local.reference().name} refuses: {refusal}") from None
 
 
 def _present_classes(task: Task, device: int) -> list[int] | None:

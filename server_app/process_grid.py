@@ -25,7 +25,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from wildflower.client_app import worker
-from wildflower.client_app.simulation import SCORE, WRITES, BatchScores, Nursery, NurseryError, ToScore
+from wildflower.client_app.simulation import SCORE, WRITES, BatchScores, ForkServer, ForkServerError, ToScore
 from wildflower.client_app.undo import Written
 from wildflower.messages.flower_records import make_records, read_records, release
 from wildflower.rounds.engine import Scorer
@@ -72,15 +72,16 @@ class LocalGrid(WaitingGrid):
     """Nodes 1 to `workers`, each a process that does one message after the other.
 
     A worker that is lost costs the message that it worked on, whose reply is an error. What its devices have written
-    meanwhile is undone, and another worker takes its place. All methods raise NurseryError where there are none left.
+    meanwhile is undone, and another worker takes its place. All methods raise ForkServerError where there are none
+    left.
     """
 
-    def __init__(self, nursery: Nursery, workers: int) -> None:
+    def __init__(self, fork_server: ForkServer, workers: int) -> None:
         # Every message says who sent it: a process that Flower starts is told who it is.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._kills = worker.oom_kills()
-        self._lost: NurseryError | None = None  # why there are no workers any more
+        self._lost: ForkServerError | None = None  # why there are no workers any more
         self._looked_at = time.monotonic()
         self._workers = {number: self._new(number) for number in range(1, workers + 1)}
         self._ids = (str(number) for number in itertools.count(1))
@@ -195,7 +196,7 @@ class LocalGrid(WaitingGrid):
         self._workers[number].asked = message_id, message
 
     def _await_begin(self, number: int) -> None:
-        """Wait until a worker is there; NurseryError where several in its place have ended before that."""
+        """Wait until a worker is there; ForkServerError where several in its place have ended before that."""
         for _ in range(MAX_STARTS):
             if self._workers[number].begun:
                 return
@@ -208,14 +209,14 @@ class LocalGrid(WaitingGrid):
                 return
             except (OSError, EOFError):
                 how = self._replace(number, " before it began")
-        self._lost = NurseryError(
+        self._lost = ForkServerError(
             f"{MAX_STARTS} workers in a row have ended before they began, the last of them so: {how}; what they said "
             "stands in the log"
         )
         raise self._lost
 
     def _new(self, number: int) -> _Worker:
-        forked = self._nursery.worker(number)
+        forked = self._fork_server.worker(number)
         return _Worker(forked.link, forked.process)
 
     def _replace(self, number: int, when: str = "") -> str:
@@ -223,8 +224,8 @@ class LocalGrid(WaitingGrid):
         one = self._workers[number]
         one.link.close()
         try:
-            forked = self._nursery.worker(number)
-        except NurseryError as error:
+            forked = self._fork_server.worker(number)
+        except ForkServerError as error:
             self._lost = error
             raise
         self._workers[number] = _Worker(forked.link, forked.process, waiting=one.waiting)
@@ -274,7 +275,7 @@ def _devices_text(message: Message) -> str:
 @contextmanager
 def local_grid(workers: int) -> Iterator[LocalGrid]:
     """A grid with that many workers for the time of a `with` block. This process must not have threads yet."""
-    with closing(Nursery()) as nursery, closing(LocalGrid(nursery, workers)) as grid:
+    with closing(ForkServer()) as fork_server, closing(LocalGrid(fork_server, workers)) as grid:
         yield grid
 
 

@@ -73,7 +73,7 @@ class RoundRecord(Record):
     devices_bounded: Count  # whose updates were scaled down to norm-bound or dp-clip
     devices_state_lost: Count = 0  # that began anew because what they kept is gone
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
-    training_bytes_down: Bytes  # of parcels; with first questions, and the exchanges about masks
+    training_bytes_down: Bytes  # of tensor sets; with first questions, and the exchanges about masks
     training_bytes_up: Bytes
     statistics_bytes_down: Bytes  # for the batch norm statistics of models that are scored
     statistics_bytes_up: Bytes

@@ -27,7 +27,7 @@ class Aggregation:
     kind: "mean" weighs devices as the method says. "trimmed-mean" and "median" count every owner of a coordinate alike,
         whatever it says of its examples (Yin et al. 2018, "Byzantine-Robust Distributed Learning", Definitions 1, 2).
         "norm-bounded-mean" is the mean after every change that is larger than the median one of the round in the same
-        parcel was scaled down to it. The other two do that as well where a coordinate has fewer than three owners.
+        tensor set was scaled down to it. The other two do that as well where a coordinate has fewer than three owners.
     trim: the share of a coordinate's owners that "trimmed-mean" leaves out at each end.
     """
 
@@ -62,14 +62,14 @@ class CoordinateMean:
         self._counts: dict[str, Tensor] = {}
         self._bound = 0.0  # of any total
 
-    def add(self, placement: Placement, layout: Layout, added: WeightedSum, parcel: str = "") -> None:
+    def add(self, placement: Placement, layout: Layout, added: WeightedSum, tensor_set: str = "") -> None:
         """Add the sum of some devices' weights, of tensors `layout` at the coordinates `placement`.
 
         Args:
             placement: where they lie in the global model.
             layout: which tensors these are.
             added: the sum.
-            parcel: what devices sent them in. The robust means compare the sizes of changes within one parcel.
+            tensor set: what devices sent them in. The robust means compare the sizes of changes within one tensor set.
 
         Raises MessageError, and changes nothing, where the total could overflow.
         """
@@ -126,9 +126,9 @@ class CoordinateMean:
 
 @dataclass(frozen=True)
 class _Own:
-    """What one device returned in a parcel: its weighted values of the tensors of a layout, and where they lie."""
+    """What one device returned in a tensor set: its weighted values of the tensors of a layout, and where they lie."""
 
-    parcel: str
+    tensor_set: str
     placement: Placement
     layout: Layout
     values: WeightedSum
@@ -155,7 +155,7 @@ class RobustMean(CoordinateMean):
         self.aggregation = aggregation
         self._own: list[_Own] = []
 
-    def add(self, placement: Placement, layout: Layout, added: WeightedSum, parcel: str = "") -> None:
+    def add(self, placement: Placement, layout: Layout, added: WeightedSum, tensor_set: str = "") -> None:
         """Keep one device's weights, of tensors `layout` at the coordinates `placement`.
 
         Raises MessageError, and changes nothing, where a total of all could overflow.
@@ -164,7 +164,7 @@ class RobustMean(CoordinateMean):
         placement = placement.of(entry.name for entry in layout.entries)
         self._begin(self._counts, placement.coordinates)
         placement.add_weight(self._counts, added.weight, added.class_weight)
-        self._own.append(_Own(parcel, placement, layout, added))
+        self._own.append(_Own(tensor_set, placement, layout, added))
 
     def mean(self, previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The aggregate where somebody trained, the previous value where nobody did; then start over."""
@@ -193,7 +193,7 @@ class RobustMean(CoordinateMean):
         """What every device's change is multiplied by, so that none is larger than the median one (the lower of two).
 
         The size of a change is its root mean square over the coordinates that the device owns, so that small
-        sub-models are held to the same bound as large ones. The median is that of one parcel: another holds other
+        sub-models are held to the same bound as large ones. The median is that of one tensor set: another holds other
         quantities, such as batch norm's statistics beside changes of weights.
         """
         sizes: list[float] = []
@@ -204,12 +204,12 @@ class RobustMean(CoordinateMean):
                 squares += float(change.square().nansum())
                 owned += int((~change.isnan()).sum())
             sizes.append((squares / max(1, owned)) ** 0.5)
-        of_parcel: defaultdict[str, list[float]] = defaultdict(list)
+        of_tensor_set: defaultdict[str, list[float]] = defaultdict(list)
         for own, size in zip(self._own, sizes, strict=True):
-            of_parcel[own.parcel].append(size)
-        middle = {parcel: median_low(found) for parcel, found in of_parcel.items()}
+            of_tensor_set[own.tensor_set].append(size)
+        middle = {tensor_set: median_low(found) for tensor_set, found in of_tensor_set.items()}
         return [
-            min(1.0, middle[own.parcel] / size) if size else 1.0 for own, size in zip(self._own, sizes, strict=True)
+            min(1.0, middle[own.tensor_set] / size) if size else 1.0 for own, size in zip(self._own, sizes, strict=True)
         ]
 
     def _weighted_mean(self, name: str, values: list[Tensor], old: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from wildflower.messages.error import MessageError
 from wildflower.messages.packing import Layout
-from wildflower.messages.parcels import STATISTICS, Parcel, Weights
 from wildflower.messages.sums import CACHED, WeightedSum, flatten, new_bound, split
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import Cost
@@ -36,9 +36,9 @@ from wildflower.strategies.channels import channel_norms, strongest
 from wildflower.strategies.heterofl import HeteroFL
 from wildflower.strategies.method import (
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
-    Local,
     Order,
     Selection,
     Setup,
@@ -248,7 +248,7 @@ class Code:
 @lru_cache(maxsize=256)
 def code_of(family: Family, architecture: Architecture, beta: float) -> Code:
     """How the update of a sub-model travels; what is frozen has none."""
-    return Code(Parcel.of(family.tensors(architecture)).layout, beta)
+    return Code(TensorSet.of(family.tensors(architecture)).layout, beta)
 
 
 def _kernels(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -302,7 +302,7 @@ def _unpacked(data: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int
     return codes
 
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class CompressedTraining(Training):
@@ -313,22 +313,22 @@ class CompressedTraining(Training):
 
     beta: Annotated[float, Field(gt=0, lt=1)]
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The bytes of the compressed update, which no wire rounds, and no node adds up."""
         size = code_of(family, architecture, self.beta).nbytes
-        return {"update": Parcel.of({"code": TensorSpec((size,), torch.uint8, (None,))}, steady=False)}
+        return {"update": TensorSet.of({"code": TensorSpec((size,), torch.uint8, (None,))}, steady=False)}
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train, and compress what that has changed, by chance that the order seeds."""
-        code = code_of(bench.family, bench.architecture, self.beta)
+        code = code_of(context.family, context.architecture, self.beta)
         names = [entry.name for entry in code.layout.entries]
-        update = {name: bench.received["weights"][name].clone() for name in names}  # training changes `received`
-        model = self.model(bench)
-        loss = bench.fit(model, self.loss(bench, model))
+        update = {name: context.received["weights"][name].clone() for name in names}  # training changes `received`
+        model = self.model(context)
+        loss = context.fit(model, self.loss(context, model))
         trained = model.state_dict()
         for name, value in update.items():
             value.sub_(trained[name].cpu())
-        generator = torch.Generator().manual_seed(bench.chance.getrandbits(63))
+        generator = torch.Generator().manual_seed(context.chance.getrandbits(63))
         return Answer(model, {"update": {"code": code.write(update, generator)}}, loss)
 
 
@@ -430,7 +430,7 @@ class AnycostFL(HeteroFL):
         """It does, but for compressed updates: every device has elements of its own, which nothing can add up."""
         return bool(params.beta == 1)
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Plain training; the weights come back, averaged by examples, or the update, compressed."""
         beta = self.params.beta
         return CompressedTraining(beta=beta) if beta < 1 else Training()

@@ -19,16 +19,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wildflower.messages.parcels import STATISTICS
 from wildflower.messages.sums import UNIT
+from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import trained_parameters
 from wildflower.models.cost import Cost
 from wildflower.models.layers import MeanOfExits, Network
 from wildflower.strategies.method import (
     Answer,
-    Bench,
-    Local,
+    ClientContext,
+    ClientStep,
     Model,
     Order,
     Setup,
@@ -43,7 +43,7 @@ from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exit
 
 COPIES = 3  # of all parameters: what was received, the correction, and a gradient before there is one
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class MutualLearningOfExits(Training):
@@ -64,7 +64,7 @@ class MutualLearningOfExits(Training):
         """It does."""
         return True
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The sum over exits, which also learn from each other."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -77,23 +77,23 @@ class MutualLearningOfExits(Training):
 
         return loss
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train; with alpha under FedDyn's regularizer, whose correction the device keeps."""
         if not self.alpha:
-            return super().train(bench)
-        model = self.model(bench)
-        kept = bench.kept("correction", per_architecture=False) or {}
+            return super().train(context)
+        model = self.model(context)
+        kept = context.kept("correction", per_architecture=False) or {}
         received = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
         regularizer = Regularizer(strength=self.alpha, toward=received, correction=kept)
-        loss = bench.fit(model, self.loss(bench, model), regularizer=regularizer)
+        loss = context.fit(model, self.loss(context, model), regularizer=regularizer)
         new: dict[str, Tensor] = {}
         for name, parameter in trained_parameters(model).items():
             moved = (parameter.detach() - received[name]).mul_(-self.alpha)
             new[name] = moved + kept[name].to(moved.device) if name in kept else moved
-        bench.keep("correction", kept | new, per_architecture=False)
+        context.keep("correction", kept | new, per_architecture=False)
         return Answer(model, {"weights": dict(model.state_dict())}, loss)
 
-    def scored(self, bench: Bench, model: Network) -> nn.Module:
+    def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """What the device's exits say together, or its deepest."""
         return MeanOfExits(model) if self.ensemble else model
 
@@ -149,7 +149,7 @@ class DepthFL(SubModelMethod):
                 "not of two: leave it false, or set depthfl.alpha = 0"
             )
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Cross-entropy of all exits, which also learn from each other."""
         p = self.params
         weight = ramp(self.round, p.ramp_rounds)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wildflower.messages.parcels import Weights
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family, with_weights
 from wildflower.models.placement import Placement
 from wildflower.strategies.params import CountOrZero, Params, PositiveRate

@@ -16,8 +16,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from wildflower.messages.parcels import Weights
 from wildflower.messages.sums import SCALE, WeightedSum
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, with_weights
 from wildflower.strategies.params import Count, Params, PositiveRate

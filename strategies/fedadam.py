@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from wildflower.messages.parcels import STATISTICS, Weights
+from wildflower.messages.tensor_sets import STATISTICS, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.strategies.fedavg import FedAvg
 from wildflower.strategies.method import Model, Setup, State, Trained

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
-from wildflower.strategies.method import Local, Order, Setup, Training, fits
+from wildflower.strategies.method import ClientStep, Order, Setup, Training, fits
 from wildflower.strategies.params import Params
 from wildflower.strategies.submodel import SubModelMethod, by_exit
 
-# The device half is `wildflower.strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
+# The client step is `wildflower.strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
 
 
 class OneModel(SubModelMethod):
@@ -75,7 +75,7 @@ class OneModel(SubModelMethod):
         """The one architecture, and with `both_models` the smallest: the others are not trained."""
         return list(dict.fromkeys([self.architecture, *(self.candidates[-1:] if self.both_models else [])]))
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Plain training, averaged by examples."""
         return Training()
 

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from wildflower.messages.parcels import STATISTICS, Weights
+from wildflower.messages.tensor_sets import STATISTICS, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import Model, Setup, State, Trained
 from wildflower.strategies.params import Decay, Params, PositiveRate
 from wildflower.strategies.submodel import without_statistics
 
-# The device half is `wildflower.strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
+# The client step is `wildflower.strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
 
 
 class FedAvgMParams(Params):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from wildflower.messages.parcels import Parcel
 from wildflower.messages.sums import WeightedSum, flatten
+from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, with_weights
 from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
 from wildflower.strategies.fedavg import OneModel
-from wildflower.strategies.method import Contribution, Local, Order, Setup, Trained, Training
+from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, Trained, Training
 from wildflower.strategies.params import Params
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class TeacherTraining(Training):
@@ -25,9 +25,9 @@ class TeacherTraining(Training):
         """What models say of public data is a distribution over classes."""
         return True
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the model, each device's by itself."""
-        return {"weights": Parcel.of(family.tensors(architecture))}
+        return {"weights": TensorSet.of(family.tensors(architecture))}
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class FedDF(OneModel):
         if both_models:
             raise ValueError("both-models = True: feddf distills one model's networks into it: leave it false")
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Plain training."""
         return TeacherTraining()
 

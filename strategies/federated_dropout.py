@@ -14,7 +14,7 @@ from wildflower.strategies.params import Params
 class FederatedDropout(HeteroFL):
     """Every device gets its own random channels of every group; else as HeteroFL.
 
-    The device half is HeteroFL's `MaskedTraining`.
+    The client step is HeteroFL's `MaskedTraining`.
     """
 
     params_type: ClassVar[type[Params]] = Params  # none of HeteroFL's own

@@ -16,10 +16,18 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import OPTIMIZERS, Cost
 from wildflower.models.darts import ALPHAS
 from wildflower.strategies.fedavg import OneModel
-from wildflower.strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
+from wildflower.strategies.method import (
+    Answer,
+    ClientContext,
+    ClientStep,
+    Order,
+    Setup,
+    Training,
+    with_parameter_copies,
+)
 from wildflower.strategies.params import Params, PositiveRate, Rate
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 BETAS = (0.5, 0.999)  # of the Adam that learns alpha, as DARTS has it
 
@@ -37,19 +45,19 @@ class Searching(Training):
     alpha_decay: float = Field(ge=0)
     validation_weight: float = Field(ge=0)
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Learn w and alpha by turns, over batches of both halves."""
-        model = self.model(bench).train()
+        model = self.model(context).train()
         alphas = [p for name, p in model.named_parameters() if name.startswith(ALPHAS)]
         for alpha in alphas:
             alpha.requires_grad_(False)
-        weights = bench.optimizer(model)
+        weights = context.optimizer(model)
         for alpha in alphas:
             alpha.requires_grad_(True)
         learned = [p for group in weights.param_groups for p in group["params"]]
         mixing = torch.optim.Adam(alphas, lr=self.alpha_rate, betas=BETAS, weight_decay=self.alpha_decay)
-        loss, seen, total = bench.task.loss, 0, 0.0
-        train, held_out = bench.steps(model, share=(0.0, 0.5)), bench.steps(model, share=(0.5, 1.0))
+        loss, seen, total = context.task.loss, 0, 0.0
+        train, held_out = context.steps(model, share=(0.0, 0.5)), context.steps(model, share=(0.5, 1.0))
         for batch in train:
             parts = list(batch)  # both steps take gradients on them
             held_parts = next(held_out, None)
@@ -60,8 +68,8 @@ class Searching(Training):
                 value = loss(model(x), y)
                 (weight * value).backward()
                 seen, total = seen + len(y), total + float(value.detach()) * len(y)
-            if bench.training.clip_norm:
-                torch.nn.utils.clip_grad_norm_(learned, bench.training.clip_norm)
+            if context.training.clip_norm:
+                torch.nn.utils.clip_grad_norm_(learned, context.training.clip_norm)
             weights.step()
             model.zero_grad(set_to_none=True)
             # One after the other, so that one graph is held at a time.
@@ -102,7 +110,7 @@ class FedNAS(OneModel):
                 "genotype"
             )
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Steps of weights and alphas in turn."""
         settings = self.params
         return Searching(

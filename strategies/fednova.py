@@ -12,14 +12,22 @@ from typing import ClassVar
 import torch
 
 from wildflower.messages.orders import Merge
-from wildflower.messages.parcels import STATISTICS, Parcel, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, trained_parameters
 from wildflower.models.cost import Cost
 from wildflower.strategies.fedavg import OneModel
-from wildflower.strategies.method import Answer, Bench, Local, Order, Trained, Training, with_parameter_copies
+from wildflower.strategies.method import (
+    Answer,
+    ClientContext,
+    ClientStep,
+    Order,
+    Trained,
+    Training,
+    with_parameter_copies,
+)
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 def effective_steps(steps: int, momentum: float) -> float:
@@ -37,12 +45,12 @@ class NormalizedTraining(Training):
     returned as they are.
     """
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The normalized changes of the parameters, and the statistics; both are averaged by examples."""
         tensors = family.tensors(architecture)
         statistics = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}
-        changes = {"changes": Parcel.of(parameters_of(tensors), Merge())}
-        return changes | ({"statistics": Parcel.of(statistics, Merge())} if statistics else {})
+        changes = {"changes": TensorSet.of(parameters_of(tensors), Merge())}
+        return changes | ({"statistics": TensorSet.of(statistics, Merge())} if statistics else {})
 
     def facts(self, family: Family) -> dict[str, int]:
         """`effective_steps`: a_i."""
@@ -53,17 +61,17 @@ class NormalizedTraining(Training):
         if facts["effective_steps"][0] < 1:
             raise ValueError(f"effective_steps must be at least 1, not {facts['effective_steps'][0]}")
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train, and divide the change by the effective number of steps."""
-        model = self.model(bench)
+        model = self.model(context)
         received = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
-        loss = bench.fit(model, self.loss(bench, model))
-        steps = effective_steps(bench.steps_taken, bench.training.momentum)
+        loss = context.fit(model, self.loss(context, model))
+        steps = effective_steps(context.steps_taken, context.training.momentum)
         changes = {name: (received[name] - p.detach()) / steps for name, p in trained_parameters(model).items()}
-        parcels = {"changes": changes}
+        tensor_sets = {"changes": changes}
         if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
-            parcels["statistics"] = statistics
-        return Answer(model, parcels, loss, {"effective_steps": [steps]})
+            tensor_sets["statistics"] = statistics
+        return Answer(model, tensor_sets, loss, {"effective_steps": [steps]})
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -78,7 +86,7 @@ class FedNova(OneModel):
     returns_changes: ClassVar[bool] = True
     only_sgd: ClassVar[bool] = True
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Training whose change is normalized."""
         return NormalizedTraining()
 

@@ -9,7 +9,15 @@ from pydantic import Field
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.strategies.fedavg import OneModel
-from wildflower.strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
+from wildflower.strategies.method import (
+    Answer,
+    ClientContext,
+    ClientStep,
+    Order,
+    Setup,
+    Training,
+    with_parameter_copies,
+)
 from wildflower.strategies.params import Params, Rate
 from wildflower.strategies.shared_losses import Regularizer
 
@@ -23,11 +31,11 @@ class ProximalTraining(Training):
 
     mu: Rate
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train with the proximal term, which the reported loss contains."""
-        model = self.model(bench)
+        model = self.model(context)
         pull = Regularizer(strength=self.mu, reported=True)
-        loss = bench.fit(model, self.loss(bench, model), regularizer=pull)
+        loss = context.fit(model, self.loss(context, model), regularizer=pull)
         return Answer(model, {"weights": dict(model.state_dict())}, loss)
 
 
@@ -46,7 +54,7 @@ class FedProx(OneModel):
         super().__init__(setup, params)
         self.params = params
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """The proximal objective."""
         return ProximalTraining(mu=self.params.mu)
 

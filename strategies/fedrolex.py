@@ -14,7 +14,7 @@ from wildflower.strategies.params import Params
 class FedRolex(HeteroFL):
     """Channels {t, ..., t + k - 1} modulo the group's size in round t (Eq. 4), for every group; else as HeteroFL.
 
-    The device half is HeteroFL's `MaskedTraining`.
+    The client step is HeteroFL's `MaskedTraining`.
     """
 
     params_type: ClassVar[type[Params]] = Params  # none of HeteroFL's own

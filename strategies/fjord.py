@@ -21,12 +21,12 @@ from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, 
 from wildflower.models.family import Family
 from wildflower.models.layers import Network
 from wildflower.strategies.heterofl import HeteroFL
-from wildflower.strategies.method import Bench, Local, Order, Setup, Training
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training
 from wildflower.strategies.nested import MOST_LEVELS, are_nested, below, check_no_statistics, cuts_below, step_bytes
 from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class OrderedDropout(Training):
@@ -49,17 +49,17 @@ class OrderedDropout(Training):
         """It does with distillation."""
         return self.distillation
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """Cross-entropy of the leading cut of a width that is drawn for every batch."""
-        narrower = cuts_below(bench, model, self.lower, "widths of ordered dropout")
+        narrower = cuts_below(context, model, self.lower, "widths of ordered dropout")
         cuts: list[Callable[[Tensor], Tensor]] = [*reversed(narrower), model]
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            cut = bench.chance.choice(cuts)
+            cut = context.chance.choice(cuts)
             if not self.distillation:
-                return bench.task.loss(cut(inputs), labels)
+                return context.task.loss(cut(inputs), labels)
             logits = model(inputs)
-            own = bench.task.loss(logits, labels)
+            own = context.task.loss(logits, labels)
             if cut is model:  # it agrees with itself
                 return own
             target = logits.detach().softmax(dim=1)
@@ -96,7 +96,7 @@ class FjORD(HeteroFL):
         """No scaler."""
         return {}
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Ordered dropout among the candidates up to the device's own."""
         lower = below(self.family, order.architecture, self.candidates)
         return OrderedDropout(lower=lower, distillation=self.params.distillation)

@@ -12,7 +12,7 @@ from pydantic import Field
 from wildflower.messages.frozen_parts import frozen_nbytes
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
-from wildflower.messages.parcels import Parcel, Parcels, Weights
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.choice import Choice
@@ -22,10 +22,10 @@ from wildflower.models.placement import Placement
 from wildflower.strategies.method import (
     LEADING,
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Model,
     Order,
     Selection,
@@ -33,12 +33,12 @@ from wildflower.strategies.method import (
     State,
     Trained,
     Training,
-    parcel_bytes,
+    tensor_set_bytes,
 )
 from wildflower.strategies.params import Params
 from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class TrainingOfCommonLayers(Training):
@@ -57,34 +57,34 @@ class TrainingOfCommonLayers(Training):
         tensors = list(family.tensors(architecture).items())
         return dict(tensors[: self.common]), {} if self.common is None else dict(tensors[self.common :])
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The common tensors, and at first the others."""
         common, own = self._split(family, architecture)
-        return {"weights": Parcel.of(common)} | ({"own": Parcel.of(own)} if self.begins else {})
+        return {"weights": TensorSet.of(common)} | ({"own": TensorSet.of(own)} if self.begins else {})
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The common tensors, averaged."""
         common, _ = self._split(family, architecture)
-        return {"weights": Parcel.of(common, Merge(weighting=self.weighting))}
+        return {"weights": TensorSet.of(common, Merge(weighting=self.weighting))}
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """The common tensors with the device's own: those that it kept, or those that it is sent, or fresh ones."""
         if self.common is None:
-            return super().model(bench)
-        own = bench.kept("own") or bench.received.get("own")
+            return super().model(context)
+        own = context.kept("own") or context.received.get("own")
         if own is not None:
-            return bench.build(bench.received["weights"] | own)
-        model = bench.build()  # what the device kept is lost
-        model.load_state_dict(bench.received["weights"], strict=False)
+            return context.build(context.received["weights"] | own)
+        model = context.build()  # what the device kept is lost
+        model.load_state_dict(context.received["weights"], strict=False)
         return model
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train all layers, and keep the device's own."""
-        answer = super().train(bench)
-        _, own = self._split(bench.family, bench.architecture)
+        answer = super().train(context)
+        _, own = self._split(context.family, context.architecture)
         if own:
-            state = answer.parcels["weights"]
-            bench.keep("own", {name: state[name] for name, spec in own.items() if not spec.frozen})
+            state = answer.tensor_sets["weights"]
+            context.keep("own", {name: state[name] for name, spec in own.items() if not spec.frozen})
         return answer
 
 
@@ -169,7 +169,7 @@ class FlexiFed(CandidateMethod):
 
     # What devices get
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Plain training, every device counting alike; with "basic" what is not common to all is the device's own."""
         place = self.candidates.index(order.architecture)
         return self._half(begins=place not in self.begun.get(order.device, []))
@@ -181,17 +181,17 @@ class FlexiFed(CandidateMethod):
 
     def cost(self, architecture: Architecture) -> Cost:
         """Priced as in a device's first round, when its own layers travel to it."""
-        down, up = parcel_bytes(self._half(begins=True), self.family, architecture, self.settings.wire)
+        down, up = tensor_set_bytes(self._half(begins=True), self.family, architecture, self.settings.wire)
         down += frozen_nbytes(self.family, architecture)
         up = self.settings.upload_bytes(up)
         return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up)
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """The common tensors, or all, of the devices' type, and what a device begins with."""
         weights = self._weights_of(group.architecture)
         return {
-            name: {entry.name: weights[entry.name] for entry in parcel.layout.entries}
-            for name, parcel in group.sent.items()
+            name: {entry.name: weights[entry.name] for entry in tensor_set.layout.entries}
+            for name, tensor_set in group.sent.items()
         }
 
     def _weights_of(self, architecture: Architecture) -> Weights:

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import Merge
-from wildflower.messages.parcels import Parcel
+from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
 from wildflower.strategies.distillation import Distillation, distill_in_place
-from wildflower.strategies.method import Bench, Local, Order, Setup, Trained, Training
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Trained, Training
 from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.submodel import Cut, SubModelMethod
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class Masked(nn.Module):
@@ -62,19 +62,19 @@ class MaskedTraining(Training):
         """It does: it masks those that a device does not hold."""
         return True
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the sub-model; rows of absent classes do not count."""
         merge = Merge(weighting=self.weighting, present_classes=True)
-        return {"weights": Parcel.of(family.tensors(architecture), merge)}
+        return {"weights": TensorSet.of(family.tensors(architecture), merge)}
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The masked cross-entropy."""
-        masked = Masked(model, (bench.class_counts > 0).to(bench.device))
-        return lambda inputs, labels: bench.task.loss(masked(inputs), labels)
+        masked = Masked(model, (context.class_counts > 0).to(context.device))
+        return lambda inputs, labels: context.task.loss(masked(inputs), labels)
 
-    def scored(self, bench: Bench, model: Network) -> nn.Module:
+    def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as well."""
-        return Masked(model, bench.class_counts > 0)
+        return Masked(model, context.class_counts > 0)
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class HeteroFL(SubModelMethod):
         affordable = self.candidates[self.candidates.index(widest) :]
         return affordable[int(self.rng(2, device).integers(len(affordable)))]
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Masked cross-entropy, or the task's own loss."""
         return (MaskedTraining if self.own.masked_loss else Training)(weighting="uniform")
 

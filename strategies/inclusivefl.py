@@ -12,12 +12,23 @@ from pydantic import Field
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import MessageError
-from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network, TensorSpec
 from wildflower.strategies.fedadam import AdamParams, adam_step
-from wildflower.strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
+from wildflower.strategies.method import (
+    Answer,
+    ClientContext,
+    ClientStep,
+    Contribution,
+    Group,
+    Model,
+    Order,
+    Setup,
+    State,
+    Trained,
+)
 from wildflower.strategies.params import Fraction, Numbers
 from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
 
@@ -45,10 +56,10 @@ class InclusiveFLParams(AdamParams):
     )
 
 
-# Device half ----------------------------------------------------------------------------------------------------------
+# Client step ----------------------------------------------------------------------------------------------------------
 
 
-class InclusiveFLLocal(Local):
+class InclusiveFLStep(ClientStep):
     """Devices minimize the task's loss of a model of their depth: L = loss(f(x), y).
 
     head: the tensors that stay on the device; () where all travel.
@@ -62,29 +73,29 @@ class InclusiveFLLocal(Local):
         """The tensors that travel, in both directions."""
         return {name: spec for name, spec in family.tensors(architecture).items() if name not in self.head}
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The model of the device's type, without a head that is the device's own."""
-        return {"weights": Parcel.of(self.travels(family, architecture))}
+        return {"weights": TensorSet.of(self.travels(family, architecture))}
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The same tensors; every device counts alike (Algorithm 1, line 14)."""
-        return {"weights": Parcel.of(self.travels(family, architecture), Merge(weighting="uniform"))}
+        return {"weights": TensorSet.of(self.travels(family, architecture), Merge(weighting="uniform"))}
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """The received model, with the device's own head; a device that has none yet begins with a fresh one."""
         if not self.head:
-            return bench.build(bench.received["weights"])
-        model = bench.build()
-        model.load_state_dict(bench.received["weights"] | (bench.kept("head") or {}), strict=False)
+            return context.build(context.received["weights"])
+        model = context.build()
+        model.load_state_dict(context.received["weights"] | (context.kept("head") or {}), strict=False)
         return model
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train, and keep the head where it is the device's own."""
-        model = self.model(bench)
-        loss = bench.fit(model, lambda inputs, labels: bench.task.loss(model(inputs), labels), rate=self.rate)
+        model = self.model(context)
+        loss = context.fit(model, lambda inputs, labels: context.task.loss(model(inputs), labels), rate=self.rate)
         state = model.state_dict()
         if self.head:
-            bench.keep("head", {name: state[name] for name in self.head})
+            context.keep("head", {name: state[name] for name in self.head})
         return Answer(model, {"weights": {n: value for n, value in state.items() if n not in self.head}}, loss)
 
 
@@ -226,16 +237,16 @@ class InclusiveFL(CandidateMethod):
         """How many devices a type has weighs its layers."""
         return False
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Plain training at the type's rate; with heads of the devices' own their names."""
         # A fleet whose budgets are those of a width has that priced, and it is no type.
         rate = self.rates.get(order.architecture, 1.0)
         if self.params.head != "own":
-            return InclusiveFLLocal(rate=rate)
+            return InclusiveFLStep(rate=rate)
         layers = self.layers.get(order.architecture) or layers_of(self.family, order.architecture)
-        return InclusiveFLLocal(head=layers.head, rate=rate)
+        return InclusiveFLStep(head=layers.head, rate=rate)
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """The model of the devices' type."""
         return {"weights": self.weights[group.architecture]}
 

@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from wildflower.messages.packing import MessageError
-from wildflower.messages.parcels import Parcel, Parcels
+from wildflower.messages.tensor_sets import TensorSet, TensorSets
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
 from wildflower.strategies.method import (
     LEADING,
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Model,
     Order,
     Selection,
@@ -32,26 +32,26 @@ from wildflower.strategies.submodel import CandidateMethod
 class TrainingAlone(Training):
     """A device goes on from its own model w_k and minimizes the task's loss, such as L = CE(f(x), y)."""
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """Nothing."""
         return {}
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """Nothing."""
         return {}
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """The model that the device keeps."""
-        kept = bench.kept("model")
+        kept = context.kept("model")
         if kept is None:
-            raise MessageError(f"this device keeps no model of {bench.architecture}")
-        return bench.build(kept)
+            raise MessageError(f"this device keeps no model of {context.architecture}")
+        return context.build(kept)
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train the model that the device keeps, a new one in its first round, and keep it."""
-        model = bench.build(bench.kept("model"))
-        loss = bench.fit(model, self.loss(bench, model))
-        bench.keep("model", model.state_dict())
+        model = context.build(context.kept("model"))
+        loss = context.fit(model, self.loss(context, model))
+        context.keep("model", model.state_dict())
         return Answer(model, loss=loss)
 
 
@@ -68,11 +68,11 @@ class LocalOnly(CandidateMethod):
         if both_models:
             raise ValueError("both-models = True: with strategy = 'local' no model travels: leave it false")
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Training alone."""
         return TrainingAlone()
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """Nothing."""
         return {}
 

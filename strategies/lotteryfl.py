@@ -16,8 +16,8 @@ from wildflower.devices.budget import Budget
 from wildflower.messages.frozen_parts import frozen_nbytes
 from wildflower.messages.orders import NonNegative
 from wildflower.messages.packing import Layout, MessageError
-from wildflower.messages.parcels import Parcel, Parcels, Weights, parameters_of
 from wildflower.messages.sums import UNIT, WeightedSum, flatten
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import Cost
@@ -27,27 +27,27 @@ from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Order,
     Selection,
     Setup,
     State,
     Trained,
     of_one_device,
-    parcel_bytes,
+    tensor_set_bytes,
     with_parameter_copies,
 )
 from wildflower.strategies.params import Fraction, Params
 
 COPIES = 2  # of all parameters: the first weights, and the masks
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
-class TicketTraining(Local):
+class TicketTraining(ClientStep):
     """Devices minimize the task's loss, such as L = CE(f(x; m * w), y), over the weights that their mask m keeps.
 
     Beforehand, where m * w answers more than `threshold` of the device's training examples right, and m keeps more than
@@ -73,24 +73,26 @@ class TicketTraining(Local):
         """Whether the mask keeps more than the target."""
         return (1 - self.pruned) ** self.prunings > self.target
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The weights that the mask keeps; the mask, once anything is pruned; at first w_0."""
         tensors = family.tensors(architecture)
-        parcels = {"weights": Parcel.of(self._kept(tensors))}
+        tensor_sets = {"weights": TensorSet.of(self._kept(tensors))}
         if self.prunings:
-            parcels["mask"] = Parcel.of(bits({name: math.prod(tensors[name].shape) for name in prunable(tensors)}))
+            tensor_sets["mask"] = TensorSet.of(
+                bits({name: math.prod(tensors[name].shape) for name in prunable(tensors)})
+            )
         if self.begins:
-            parcels["initial"] = Parcel.of(parameters_of(tensors))
-        return parcels
+            tensor_sets["initial"] = TensorSet.of(parameters_of(tensors))
+        return tensor_sets
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The same weights as they are now, and which of them the mask still keeps, where the device may prune."""
         tensors = family.tensors(architecture)
         kept = self._kept(tensors)
-        parcels = {"weights": Parcel.of(kept)}
+        tensor_sets = {"weights": TensorSet.of(kept)}
         if self.may_prune:
-            parcels["still_kept"] = Parcel.of(bits({name: kept[name].shape[0] for name in prunable(tensors)}))
-        return parcels
+            tensor_sets["still_kept"] = TensorSet.of(bits({name: kept[name].shape[0] for name in prunable(tensors)}))
+        return tensor_sets
 
     def _kept(self, tensors: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         """All tensors; of those that are pruned, what is kept as a vector."""
@@ -100,39 +102,39 @@ class TicketTraining(Local):
             specs[name] = TensorSpec((count,), tensors[name].dtype, (None,))
         return specs
 
-    def masks(self, bench: Bench) -> dict[str, Tensor]:
+    def masks(self, context: ClientContext) -> dict[str, Tensor]:
         """The mask of every tensor that is pruned, of the tensor's shape."""
-        tensors = bench.family.tensors(bench.architecture)
+        tensors = context.family.tensors(context.architecture)
         masks = {}
         for name in prunable(tensors):
             shape = tensors[name].shape
             mask = torch.ones(math.prod(shape), dtype=torch.bool)
             if self.prunings:
-                mask = unpack_bits(bench.received["mask"][name], len(mask))
+                mask = unpack_bits(context.received["mask"][name], len(mask))
                 wanted = kept_after(len(mask), self.prunings, self.pruned)
                 if int(mask.sum()) != wanted:
                     raise MessageError(f"the mask of {name} keeps {int(mask.sum())} weights, not {wanted}")
-            masks[name] = mask.view(shape).to(bench.device)
+            masks[name] = mask.view(shape).to(context.device)
         return masks
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """The weights at the places that the mask keeps, zeros elsewhere."""
-        weights = dict(bench.received["weights"])
-        for name, mask in self.masks(bench).items():
+        weights = dict(context.received["weights"])
+        for name, mask in self.masks(context).items():
             whole = torch.zeros(mask.shape, dtype=weights[name].dtype)
             whole[mask.cpu()] = weights[name]
             weights[name] = whole
-        return bench.build(weights)
+        return context.build(weights)
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Prune and rewind where it is time to; then train what the mask keeps."""
-        before, model = self.masks(bench), self.model(bench)
-        initial = bench.received.get("initial") or bench.kept("initial")
+        before, model = self.masks(context), self.model(context)
+        initial = context.received.get("initial") or context.kept("initial")
         if self.begins:
-            bench.keep("initial", bench.received["initial"])
+            context.keep("initial", context.received["initial"])
         masks = before
         # An evaluation scores the ticket that there is; a device that has lost the first weights waits for them.
-        if self.may_prune and bench.keeps and initial is not None and accuracy(bench, model) > self.threshold:
+        if self.may_prune and context.keeps and initial is not None and accuracy(context, model) > self.threshold:
             parameters = dict(model.named_parameters())
             masks = {name: prune(parameters[name].detach(), mask, self.pruned) for name, mask in before.items()}
             with torch.no_grad():
@@ -140,32 +142,32 @@ class TicketTraining(Local):
                     parameters[name].copy_(value)
                     if name in masks:
                         parameters[name].mul_(masks[name])
-        loss = self._fit(bench, model, masks)
+        loss = self._fit(context, model, masks)
         state = dict(model.state_dict())
         values = state | {name: state[name][mask] for name, mask in before.items()}
-        parcels = {"weights": values}
+        tensor_sets = {"weights": values}
         if self.may_prune:
-            parcels["still_kept"] = {name: pack_bits(masks[name][mask]) for name, mask in before.items()}
-        return Answer(model, parcels, loss)
+            tensor_sets["still_kept"] = {name: pack_bits(masks[name][mask]) for name, mask in before.items()}
+        return Answer(model, tensor_sets, loss)
 
     @staticmethod
-    def _fit(bench: Bench, model: Network, masks: Mapping[str, Tensor]) -> float:
+    def _fit(context: ClientContext, model: Network, masks: Mapping[str, Tensor]) -> float:
         """The usual loop, in which gradients of what is pruned are 0. -> the mean loss."""
-        optimizer = bench.optimizer(model)
+        optimizer = context.optimizer(model)
         model.train()
         seen, total = 0, 0.0
-        for batch in bench.steps(model):
+        for batch in context.steps(model):
             optimizer.zero_grad(set_to_none=True)
             for inputs, labels, weight in batch:
-                loss = bench.task.loss(model(inputs), labels)
+                loss = context.task.loss(model(inputs), labels)
                 (weight * loss).backward()
                 seen += len(labels)
                 total += float(loss.detach()) * len(labels)
             for name, parameter in model.named_parameters():
                 if name in masks and parameter.grad is not None:
                     parameter.grad.mul_(masks[name])
-            if bench.training.clip_norm:
-                nn.utils.clip_grad_norm_(model.parameters(), bench.training.clip_norm)
+            if context.training.clip_norm:
+                nn.utils.clip_grad_norm_(model.parameters(), context.training.clip_norm)
             optimizer.step()
         return total / max(1, seen)
 
@@ -195,13 +197,13 @@ def prune(weight: Tensor, mask: Tensor, pruned: float) -> Tensor:
     return result.view(mask.shape)
 
 
-def accuracy(bench: Bench, model: Network) -> float:
+def accuracy(context: ClientContext, model: Network) -> float:
     """The share of the device's training examples that the model answers right."""
     model.eval()
     right = seen = 0
     with torch.no_grad():
-        for inputs, labels in bench.one_pass(model):
-            right += int((bench.task.answers(model(inputs)).argmax(dim=1) == labels).sum())
+        for inputs, labels in context.one_pass(model):
+            right += int((context.task.answers(model(inputs)).argmax(dim=1) == labels).sum())
             seen += len(labels)
     return right / max(1, seen)
 
@@ -273,7 +275,7 @@ class LotteryFL(OneModel):
         """The whole model, and a group of its own: no two devices have the same mask."""
         return Selection(of_one_device, device)
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Training of the device's ticket, which may prune it."""
         return self._half(self.prunings.get(order.device, 0), begins=order.device not in self.begun)
 
@@ -287,7 +289,7 @@ class LotteryFL(OneModel):
 
     def cost(self, architecture: Architecture) -> Cost:
         """Priced as in a device's first round: nothing is pruned yet, and the first weights travel too."""
-        down, up = parcel_bytes(self._half(0, begins=True), self.family, architecture, self.settings.wire)
+        down, up = tensor_set_bytes(self._half(0, begins=True), self.family, architecture, self.settings.wire)
         down += frozen_nbytes(self.family, architecture)
         return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up)
 
@@ -295,7 +297,7 @@ class LotteryFL(OneModel):
         """Note who is sent the first weights."""
         self._beginning = {order.device for order in orders} - self.begun
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """What the device's mask keeps of the global model, the mask, and the first weights, as far as they travel."""
         masks = self.masks.get(group.selection.number, {})
         weights = dict(self.weights)
@@ -303,7 +305,7 @@ class LotteryFL(OneModel):
             weights[name] = weights[name].flatten()[unpack_bits(mask, self.counts[name])]
         for name in self.counts.keys() - masks.keys():
             weights[name] = weights[name].flatten()
-        contents: Parcels = {"weights": weights, "mask": masks, "initial": self.initial}
+        contents: TensorSets = {"weights": weights, "mask": masks, "initial": self.initial}
         return {name: {e.name: contents[name][e.name] for e in p.layout.entries} for name, p in group.sent.items()}
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:

@@ -1,11 +1,12 @@
 """The contract of a method: two halves in one file.
 
 The server half (`Method`) says which architecture a device gets, what it is sent, and what becomes of what it returns.
-The device half (`Local`) trains. The engine (`rounds`) and the client (`client_app`) do everything else, and know no
-method by name. Neither half imports Flower.
+The client step (`ClientStep`) trains. The engine (`rounds`) and the client (`client_app`) do everything else, and know
+no method by name. Neither half imports Flower.
 
-What travels are named parcels (`wildflower.messages.parcels`). The device half lists them, in `Local.sent` and
-`Local.returned`, so that server and device derive the same layouts; bytes, budgets and lateness follow from them.
+What travels are named tensor sets (`wildflower.messages.tensor_sets`). The client step lists them, in `ClientStep.sent`
+and `ClientStep.returned`, so that server and device derive the same layouts; bytes, budgets and lateness follow from
+them.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from wildflower.devices.validation import MAX_WHOLE, shown
 from wildflower.messages.encoding import Wire
 from wildflower.messages.error import MessageError
 from wildflower.messages.frozen_parts import frozen_nbytes
-from wildflower.messages.orders import LocalHalf, LocalTraining, Merge
-from wildflower.messages.parcels import Parcel, Parcels, Weights, nbytes
+from wildflower.messages.orders import LocalTraining, Merge, StepReference
 from wildflower.messages.sums import WeightedSum
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, nbytes
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import FLOAT_BYTES, Cost, cost
@@ -50,15 +51,15 @@ from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.public import PublicData
 from wildflower.tasks.task import Task
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
-class Bench(Protocol):
-    """What a device half works with: one order of one device.
+class ClientContext(Protocol):
+    """What a client step works with: one order of one device.
 
     Attributes:
         family, architecture: the model of the order.
-        received: the parcels that the server sent, by name.
+        received: the tensor sets that the server sent, by name.
         training: epochs or steps, batch size, optimizer and learning rate of this round.
         task: the task, with its loss.
         earlier: the model that this device trained in the order that `Method.after` named; None without one.
@@ -71,7 +72,7 @@ class Bench(Protocol):
 
     family: Family
     architecture: Architecture
-    received: Parcels
+    received: TensorSets
     training: LocalTraining
     task: Task
     earlier: Network | None
@@ -88,7 +89,7 @@ class Bench(Protocol):
     def class_counts(self) -> Tensor:
         """(classes,), how many training examples of each class the device holds.
 
-        MessageError where the task does not have one class per example; `Local.needs_classes` says it beforehand.
+        MessageError where the task does not have one class per example; `ClientStep.needs_classes` says it beforehand.
         """
 
     def build(self, weights: Weights | None = None) -> Network:
@@ -163,23 +164,23 @@ class Bench(Protocol):
 
 @dataclass
 class Answer:
-    """What a device half comes to.
+    """What a client step comes to.
 
     Attributes:
         model: the trained model, which a later order of the device may read, and which personal evaluations score.
-        parcels: contents of all parcels of `Local.returned`.
+        tensor sets: contents of all tensor sets of `ClientStep.returned`.
         loss: mean training loss; None where nothing was trained.
-        facts: numbers beside the parcels, such as steps taken: those that `Local.facts` lists.
+        facts: numbers beside the tensor sets, such as steps taken: those that `ClientStep.facts` lists.
     """
 
     model: Network | None = None
-    parcels: Parcels = field(default_factory=dict)
+    tensor_sets: TensorSets = field(default_factory=dict)
     loss: float | None = None
     facts: dict[str, list[float]] = field(default_factory=dict)
 
 
-class Local(BaseModel, ABC):
-    """The device half of a method. Its fields are its settings, which travel with the work order.
+class ClientStep(BaseModel, ABC):
+    """The client step of a method. Its fields are its settings, which travel with the work order.
 
     What a device reads is validated by the fields' types and bounds. Values must be hashable: tuples in place of lists.
     """
@@ -193,13 +194,13 @@ class Local(BaseModel, ABC):
         """Whether it goes only with tasks that have one class per example, such as where it softens what models say."""
         return False
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
-        """The parcels that the server sends: by default the sub-model's tensors as "weights"."""
-        return {"weights": Parcel.of(family.tensors(architecture))}
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        """The tensor sets that the server sends: by default the sub-model's tensors as "weights"."""
+        return {"weights": TensorSet.of(family.tensors(architecture))}
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
-        """The parcels that the device returns: by default "weights", averaged by examples."""
-        return {"weights": Parcel.of(family.tensors(architecture), Merge())}
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        """The tensor sets that the device returns: by default "weights", averaged by examples."""
+        return {"weights": TensorSet.of(family.tensors(architecture), Merge())}
 
     def facts(self, family: Family) -> dict[str, int]:
         """The facts that the device returns: name -> how many numbers it has. None by default."""
@@ -213,15 +214,15 @@ class Local(BaseModel, ABC):
             examples: how many training examples the device says it has trained on.
         """
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """The model as training begins, and as it is scored where nothing is trained."""
-        return bench.build(bench.received["weights"])
+        return context.build(context.received["weights"])
 
     @abstractmethod
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Do the work on the device."""
 
-    def scored(self, bench: Bench, model: Network) -> torch.nn.Module:
+    def scored(self, context: ClientContext, model: Network) -> torch.nn.Module:
         """The module that is scored on the device's own examples; by default the model itself."""
         return model
 
@@ -230,20 +231,20 @@ class Local(BaseModel, ABC):
         """Names of further networks that are scored on the device's own examples; by default there are none."""
         return ()
 
-    def beside(self, bench: Bench, answer: Answer | None) -> list[torch.nn.Module]:
+    def beside(self, context: ClientContext, answer: Answer | None) -> list[torch.nn.Module]:
         """The networks that `scored_beside` names, in its order.
 
         answer: what the training before came to; None where nothing is trained before devices are scored.
         """
         return []
 
-    def reference(self) -> LocalHalf:
-        """This device half as it travels."""
+    def reference(self) -> StepReference:
+        """This client step as it travels."""
         kind = type(self)
-        return LocalHalf(name=f"{kind.__module__}:{kind.__qualname__}", settings=self.model_dump(mode="json"))
+        return StepReference(name=f"{kind.__module__}:{kind.__qualname__}", settings=self.model_dump(mode="json"))
 
 
-class Training(Local):
+class Training(ClientStep):
     """Devices minimize one model's loss, by default the task's, such as L = CE(f(x), y).
 
     A method that changes only the loss overrides `loss`.
@@ -253,22 +254,22 @@ class Training(Local):
 
     weighting: Literal["examples", "uniform"] = "examples"
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the sub-model, averaged."""
-        return {"weights": Parcel.of(family.tensors(architecture), Merge(weighting=self.weighting))}
+        return {"weights": TensorSet.of(family.tensors(architecture), Merge(weighting=self.weighting))}
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The loss that the device minimizes; by default the task's."""
-        return lambda inputs, labels: bench.task.loss(model(inputs), labels)
+        return lambda inputs, labels: context.task.loss(model(inputs), labels)
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train and return the weights."""
-        model = self.model(bench)
-        loss = bench.fit(model, self.loss(bench, model))
+        model = self.model(context)
+        loss = context.fit(model, self.loss(context, model))
         return Answer(model, {"weights": dict(model.state_dict())}, loss)
 
 
-class ClassCounts(Local):
+class ClassCounts(ClientStep):
     """No training: the device says how many training examples of each class it holds."""
 
     trains: ClassVar[bool] = False
@@ -278,11 +279,11 @@ class ClassCounts(Local):
         """It does."""
         return True
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """Nothing."""
         return {}
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """Nothing."""
         return {}
 
@@ -294,9 +295,9 @@ class ClassCounts(Local):
         """Class counts are whole numbers, and not all of them 0."""
         check_class_counts(facts["class_counts"])
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Count."""
-        return Answer(facts={"class_counts": bench.class_counts.tolist()})
+        return Answer(facts={"class_counts": context.class_counts.tolist()})
 
 
 def check_class_counts(counts: Sequence[float]) -> None:
@@ -305,15 +306,15 @@ def check_class_counts(counts: Sequence[float]) -> None:
         raise ValueError(f"class_counts must be whole numbers from 0, not all of them 0, and not be {shown(counts)}")
 
 
-def local_half(reference: LocalHalf) -> Local:
-    """The device half that a work order names, with its settings. Raises MessageError where there is none such."""
-    return _local_half(reference.name, json.dumps(reference.settings))
+def client_step_of(reference: StepReference) -> ClientStep:
+    """The client step that a work order names, with its settings. Raises MessageError where there is none such."""
+    return _client_step(reference.name, json.dumps(reference.settings))
 
 
 @lru_cache(maxsize=64)
-def _local_half(name: str, settings: str) -> Local:
+def _client_step(name: str, settings: str) -> ClientStep:
     try:
-        kind = class_of(name, Local, "the device half of a method")
+        kind = class_of(name, ClientStep, "the client step of a method")
     except PluginError as error:
         raise MessageError(f"this device cannot train as it is asked to: {error}. Is its app the server's?") from None
     try:
@@ -354,7 +355,8 @@ class Order:
 
     Attributes:
         place: 0 for the architecture of `Method.assign`, then those of `Method.extra_architectures`.
-        after: the place of an earlier order of the device, whose trained model this one reads (`Bench.earlier`).
+        after: the place of an earlier order of the device, whose trained model this one reads
+        (`ClientContext.earlier`).
     """
 
     device: int
@@ -365,31 +367,31 @@ class Order:
 
 @dataclass(frozen=True)
 class Group:
-    """Orders whose parcels are of the same tensors at the same coordinates: one architecture under one selection.
+    """Orders whose tensor sets are of the same tensors at the same coordinates: one architecture under one selection.
 
-    sent, returned: the parcels by name, as the device half lists them.
+    sent, returned: the tensor sets by name, as the client step lists them.
     """
 
     architecture: Architecture
     selection: Selection
-    sent: Mapping[str, Parcel]
-    returned: Mapping[str, Parcel]
+    sent: Mapping[str, TensorSet]
+    returned: Mapping[str, TensorSet]
     placement: Placement
 
 
 @dataclass
 class Contribution:
-    """What a method absorbs: parcels of one device, or sums of the parcels of several.
+    """What a method absorbs: tensor sets of one device, or sums of the tensor sets of several.
 
-    Where a node adds up, the sums of its devices' parcels are one contribution, and what each device sends beside them
-    is another. A device that answers by itself makes one contribution of both.
+    Where a node adds up, the sums of its devices' tensor sets are one contribution, and what each device sends beside
+    them is another. A device that answers by itself makes one contribution of both.
 
     Attributes:
         group: of all the devices.
-        orders, devices: whose parcels these are, in the same order; one device where it answered by itself.
+        orders, devices: whose tensor sets these are, in the same order; one device where it answered by itself.
         examples: training examples of all of them together.
-        sums: parcels that are merged, as exact sums.
-        each: parcels that are not merged, of one device.
+        sums: tensor sets that are merged, as exact sums.
+        each: tensor sets that are not merged, of one device.
     """
 
     group: Group
@@ -397,19 +399,19 @@ class Contribution:
     devices: list[int]
     examples: int
     sums: dict[str, WeightedSum]
-    each: Parcels
+    each: TensorSets
 
-    def sum_of(self, parcel: str) -> WeightedSum:
-        """The sum of a merged parcel; MessageError where the device sent it by itself."""
-        if parcel not in self.sums:
-            raise MessageError(f"the update holds no sum of the parcel {parcel!r}")
-        return self.sums[parcel]
+    def sum_of(self, tensor_set: str) -> WeightedSum:
+        """The sum of a merged tensor set; MessageError where the device sent it by itself."""
+        if tensor_set not in self.sums:
+            raise MessageError(f"the update holds no sum of the tensor set {tensor_set!r}")
+        return self.sums[tensor_set]
 
-    def own(self, parcel: str) -> Weights:
-        """A parcel of one device; MessageError where there is a sum in its place."""
-        if parcel not in self.each:
-            raise MessageError(f"the update holds a sum, and not one device's {parcel!r}")
-        return self.each[parcel]
+    def own(self, tensor_set: str) -> Weights:
+        """A tensor set of one device; MessageError where there is a sum in its place."""
+        if tensor_set not in self.each:
+            raise MessageError(f"the update holds a sum, and not one device's {tensor_set!r}")
+        return self.each[tensor_set]
 
 
 @dataclass(frozen=True)
@@ -515,7 +517,7 @@ class Method(ABC):
     family_options: ClassVar[Mapping[str, Any]] = {}
     takes_initial_weights: ClassVar[bool] = False
     public_when: ClassVar[Mapping[str, Any] | None] = None
-    first_question: Local | None = None
+    first_question: ClientStep | None = None
 
     def __init__(self, setup: Setup, params: Params) -> None:
         self.family, self.settings = setup.family, setup.settings
@@ -565,7 +567,7 @@ class Method(ABC):
     @property
     def needs_classes(self) -> bool:
         """Whether the method goes only with tasks that have one class per example; by default what devices need."""
-        halves = [self.local(Order(0, self.scored_architecture)), self.first_question]
+        halves = [self.client_step(Order(0, self.scored_architecture)), self.first_question]
         return any(half.needs_classes for half in halves if half is not None)
 
     def start(self) -> None:
@@ -604,15 +606,15 @@ class Method(ABC):
         return LEADING
 
     @abstractmethod
-    def local(self, order: Order) -> Local:
-        """The device half of an order, with its settings."""
+    def client_step(self, order: Order) -> ClientStep:
+        """The client step of an order, with its settings."""
 
     def begin_round(self, orders: Sequence[Order]) -> None:
         """Called when a round's orders are known and before the first payload is asked for."""
 
     @abstractmethod
-    def payload(self, group: Group) -> Parcels:
-        """The contents of the parcels that the devices of a group are sent (never asked where nothing is sent).
+    def payload(self, group: Group) -> TensorSets:
+        """The contents of the tensor sets that the devices of a group are sent (never asked where nothing is sent).
 
         Before the first round they are asked for once and dropped (`wildflower.rounds.layout_check`), after `start` and
         before any `begin_round`: what later rounds do must not depend on that.
@@ -631,7 +633,7 @@ class Method(ABC):
 
     @abstractmethod
     def absorb(self, contribution: Contribution) -> None:
-        """Take in parcels as they arrive; they are dropped afterwards. MessageError refuses them."""
+        """Take in tensor sets as they arrive; they are dropped afterwards. MessageError refuses them."""
 
     @abstractmethod
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
@@ -712,8 +714,10 @@ class Method(ABC):
         return cost(self.family, architecture, batch_size=batch_size, optimizer=optimizer)
 
     def cost(self, architecture: Architecture) -> Cost:
-        """`training_cost`, with the bytes of the parcels that travel."""
-        down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture, self.settings.wire)
+        """`training_cost`, with the bytes of the tensor sets that travel."""
+        down, up = tensor_set_bytes(
+            self.client_step(Order(0, architecture)), self.family, architecture, self.settings.wire
+        )
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
         down += frozen_nbytes(self.family, architecture)
         up = self.settings.upload_bytes(up)
@@ -769,20 +773,22 @@ class Method(ABC):
 
 
 def with_parameter_copies(price: Cost, copies: int) -> Cost:
-    """The cost with the memory of further tensors as large as all parameters, which a device half holds."""
+    """The cost with the memory of further tensors as large as all parameters, which a client step holds."""
     return replace(
         price, peak_training_memory_bytes=price.peak_training_memory_bytes + copies * FLOAT_BYTES * price.parameters
     )
 
 
 @lru_cache(maxsize=4096)
-def parcel_bytes(local: Local, family: Family, architecture: Architecture, wire: Wire = "float32") -> tuple[int, int]:
+def tensor_set_bytes(
+    local: ClientStep, family: Family, architecture: Architecture, wire: Wire = "float32"
+) -> tuple[int, int]:
     """Bytes that travel to and from a device for one order."""
     return nbytes(local.sent(family, architecture), wire), nbytes(local.returned(family, architecture), wire)
 
 
 def in_floats(
-    budget: Budget, local: Local, family: Family, ends: tuple[Architecture, Architecture], settings: RoundSettings
+    budget: Budget, local: ClientStep, family: Family, ends: tuple[Architecture, Architecture], settings: RoundSettings
 ) -> Budget:
     """A budget for a search that prices weights as 32-bit floats, where they travel in fewer bytes or in more.
 
@@ -795,8 +801,8 @@ def in_floats(
         return budget
     down, up = Fraction(10**9), Fraction(10**9)
     for architecture in ends:
-        floats = parcel_bytes(local, family, architecture)
-        encoded = parcel_bytes(local, family, architecture, settings.wire)
+        floats = tensor_set_bytes(local, family, architecture)
+        encoded = tensor_set_bytes(local, family, architecture, settings.wire)
         down = min(down, Fraction(encoded[0], floats[0]) if floats[0] else Fraction(1))
         up = min(up, Fraction(settings.upload_bytes(encoded[1]), floats[1]) if floats[1] else Fraction(1))
 
@@ -838,12 +844,12 @@ class Means:
 
 
 def fits(price: Cost, budget: Budget) -> bool:
-    """Whether a device can train an architecture of this cost, its parcels can travel, and there is time for both."""
+    """Whether a device can train an architecture of this cost, its tensors can travel, and there is time for both."""
     return fit_in_turn([price], budget)
 
 
 def fit_in_turn(prices: Sequence[Cost], budget: Budget) -> bool:
-    """Whether a device can train these one after the other, all their parcels can travel at once, and there is time."""
+    """Whether a device can train these one after the other, all their tensors can travel at once, and there is time."""
     down_bytes, up_bytes = sum(p.download_bytes for p in prices), sum(p.upload_bytes for p in prices)
     in_memory = all(p.peak_training_memory_bytes <= budget.memory_bytes for p in prices)
     in_time = budget.in_time(down_bytes, up_bytes, sum(p.training_flops for p in prices))

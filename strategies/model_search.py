@@ -22,7 +22,7 @@ from torch import Tensor
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import Merge
-from wildflower.messages.parcels import Parcel
+from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family
 from wildflower.models.cost import Cost
@@ -30,8 +30,8 @@ from wildflower.models.layers import Network
 from wildflower.models.space import Space
 from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
 from wildflower.strategies.method import (
-    Bench,
-    Local,
+    ClientContext,
+    ClientStep,
     Means,
     Order,
     Selection,
@@ -49,7 +49,7 @@ from wildflower.strategies.shared_losses import Loss
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class SandwichTraining(MaskedTraining):
@@ -70,25 +70,25 @@ class SandwichTraining(MaskedTraining):
         """Where it masks, or minimizes a loss that is made for classes."""
         return self.masked or self.teacher == "own"
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the sub-model; with the mask, rows of absent classes do not count."""
         merge = Merge(weighting=self.weighting, present_classes=self.masked)
-        return {"weights": Parcel.of(family.tensors(architecture), merge)}
+        return {"weights": TensorSet.of(family.tensors(architecture), merge)}
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The sum; all terms but the last are differentiated already."""
-        absent = (bench.class_counts == 0).to(bench.device) if self.masked else torch.zeros(0)
+        absent = (context.class_counts == 0).to(context.device) if self.masked else torch.zeros(0)
 
         def criterion(logits: Tensor, labels: Tensor, own: Tensor | None) -> Tensor:
             if own is not None and self.teacher == "own":
                 return F.cross_entropy(logits, own.softmax(dim=1))
-            return bench.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels)
+            return context.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels)
 
-        return levels_loss(bench, model, self.lower, criterion)
+        return levels_loss(context, model, self.lower, criterion)
 
-    def scored(self, bench: Bench, model: Network) -> torch.nn.Module:
+    def scored(self, context: ClientContext, model: Network) -> torch.nn.Module:
         """On its own examples a device's model is masked as it was trained."""
-        return super().scored(bench, model) if self.masked else model
+        return super().scored(context, model) if self.masked else model
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class ModelSearch(HeteroFL):
     norms, which are averaged like weights (the paper, section 4.5). There is no scaler, which is made for one width
     everywhere: behind a layer of few channels that reads many it would make too much of them.
 
-    The device half is `wildflower.strategies.method.Training`, or with `masked_loss` HeteroFL's `MaskedTraining`.
+    The client step is `wildflower.strategies.method.Training`, or with `masked_loss` HeteroFL's `MaskedTraining`.
     """
 
     params_type: ClassVar[type[Params]] = ModelSearchParams
@@ -250,7 +250,7 @@ class ModelSearch(HeteroFL):
         parameters = ", ".join(f"{self.cost(level).parameters:,}" for level in self.chosen)
         log.info("Model search: architectures of %s parameters", parameters)
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """HeteroFL's, or plain training, or either of several cuts at once."""
         p = self.params
         if lower := self._beside(order.architecture):
@@ -296,7 +296,7 @@ class ModelSearch(HeteroFL):
             return searcher.find(budget, rng)
         smallest = self.space.smallest()
         ends = (smallest, self.space.largest())
-        part = in_floats(budget, self.local(Order(0, smallest)), self.family, ends, self.settings)
+        part = in_floats(budget, self.client_step(Order(0, smallest)), self.family, ends, self.settings)
 
         def price(found: Architecture) -> Cost:
             beside = [] if self.params.sandwich == "none" else below(self.family, found, [smallest])

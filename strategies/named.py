@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from wildflower.devices.validation import nearest
 from wildflower.plugins.reference import PluginError, class_of, is_reference, named
 from wildflower.strategies import METHODS
-from wildflower.strategies.method import Local, Method
+from wildflower.strategies.method import ClientStep, Method
 from wildflower.strategies.params import Params, to_scalar
 
 _KEY = re.compile(r"[a-z0-9-]+", re.ASCII | re.IGNORECASE)
@@ -28,10 +28,10 @@ def method_of(name: str) -> type[Method]:
             raise ValueError(f"no such strategy; {meant}")
         return METHODS[name]
     found = named(name, Method)
-    if isinstance(found, type) and issubclass(found, Local):
+    if isinstance(found, type) and issubclass(found, ClientStep):
         raise PluginError(
-            f"{name} lacks a server half: it is a device half (wildflower.strategies.method.Local); name the class of "
-            "wildflower.strategies.method.Method whose `local` returns it"
+            f"{name} lacks a server half: it is a client step (wildflower.strategies.method.ClientStep); name the "
+            "class of wildflower.strategies.method.Method whose `client_step` returns it"
         )
     kind: type[Method] = class_of(name, Method, "a method")
     if METHODS.get(kind.name()) is kind:

@@ -22,7 +22,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family, with_weights
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from wildflower.models.layers import Network
-from wildflower.strategies.method import Bench, Means
+from wildflower.strategies.method import ClientContext, Means
 from wildflower.strategies.shared_losses import Loss
 
 MOST_LEVELS = 64
@@ -53,12 +53,12 @@ def leading_cut(
 
 
 def cuts_below(
-    bench: Bench, model: Network, lower: Sequence[Architecture], what: str
+    context: ClientContext, model: Network, lower: Sequence[Architecture], what: str
 ) -> list[Callable[[Tensor], Tensor]]:
     """The `leading_cut` of each of some smaller sub-models, which come largest first.
 
     Args:
-        bench: where the device trains.
+        context: where the device trains.
         model: its own sub-model.
         lower: the smaller ones; each is a cut of the one before, and the first of the device's own.
         what: what a message calls them.
@@ -66,7 +66,7 @@ def cuts_below(
     Raises:
         MessageError: one is no cut, or they would mix their batch norm statistics.
     """
-    family, own = bench.family, bench.architecture
+    family, own = context.family, context.architecture
     for larger, level in pairwise((own, *lower)):
         try:
             family.validate(level)
@@ -80,7 +80,7 @@ def cuts_below(
 
 
 def levels_loss(
-    bench: Bench,
+    context: ClientContext,
     model: Network,
     lower: Sequence[Architecture],
     criterion: Callable[[Tensor, Tensor, Tensor | None], Tensor],
@@ -91,7 +91,7 @@ def levels_loss(
     activations of two, and those of its own go before all gradients are there.
 
     Args:
-        bench: where the device trains.
+        context: where the device trains.
         model: its own sub-model.
         lower: the smaller ones, largest first; each is a cut of the one before.
         criterion: what each minimizes, of its logits, the labels, and the own sub-model's logits. These are constant,
@@ -100,7 +100,7 @@ def levels_loss(
     Raises:
         MessageError: a smaller one is no cut, or they would mix their batch norm statistics.
     """
-    cuts = cuts_below(bench, model, lower, "levels")
+    cuts = cuts_below(context, model, lower, "levels")
 
     def loss(inputs: Tensor, labels: Tensor) -> Tensor:
         logits = model(inputs)

@@ -10,15 +10,15 @@ import torch
 from pydantic import Field
 
 from wildflower.messages.orders import Merge
-from wildflower.messages.parcels import STATISTICS, Parcel, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, trained_parameters
 from wildflower.models.cost import Cost
 from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     Answer,
-    Bench,
-    Local,
+    ClientContext,
+    ClientStep,
     Model,
     Order,
     Setup,
@@ -31,7 +31,7 @@ from wildflower.strategies.submodel import without_statistics
 
 MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class FairTraining(Training):
@@ -43,12 +43,12 @@ class FairTraining(Training):
 
     q: Rate
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """Delta of the parameters, and the statistics; every device counts alike."""
         tensors, merge = family.tensors(architecture), Merge(weighting="uniform")
         statistics = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}
-        changes = {"changes": Parcel.of(parameters_of(tensors), merge)}
-        return changes | ({"statistics": Parcel.of(statistics, merge)} if statistics else {})
+        changes = {"changes": TensorSet.of(parameters_of(tensors), merge)}
+        return changes | ({"statistics": TensorSet.of(statistics, merge)} if statistics else {})
 
     def facts(self, family: Family) -> dict[str, int]:
         """`h`, the bound of the local curvature."""
@@ -59,29 +59,29 @@ class FairTraining(Training):
         if facts["h"][0] <= 0:
             raise ValueError(f"h must be above 0, not {facts['h'][0]}")
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Take the loss of what was received, train, and weigh the change."""
-        model = self.model(bench)
+        model = self.model(context)
         w = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
-        first_loss = mean_loss(bench, model) + MIN_LOSS
-        loss = bench.fit(model, self.loss(bench, model))
-        slope = 1.0 / bench.training.learning_rate
+        first_loss = mean_loss(context, model) + MIN_LOSS
+        loss = context.fit(model, self.loss(context, model))
+        slope = 1.0 / context.training.learning_rate
         moved = {name: slope * (w[name] - p.detach()) for name, p in trained_parameters(model).items()}
         square = sum(float(value.double().square().sum()) for value in moved.values())
         h = self.q * first_loss ** (self.q - 1) * square + slope * first_loss**self.q
-        parcels = {"changes": {name: first_loss**self.q * value for name, value in moved.items()}}
+        tensor_sets = {"changes": {name: first_loss**self.q * value for name, value in moved.items()}}
         if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
-            parcels["statistics"] = statistics
-        return Answer(model, parcels, loss, {"h": [h]})
+            tensor_sets["statistics"] = statistics
+        return Answer(model, tensor_sets, loss, {"h": [h]})
 
 
 @torch.no_grad()
-def mean_loss(bench: Bench, model: torch.nn.Module) -> float:
+def mean_loss(context: ClientContext, model: torch.nn.Module) -> float:
     """The mean of the task's loss over the device's examples, in evaluation mode."""
     model.eval()
     total, seen = 0.0, 0
-    for inputs, labels in bench.one_pass(model):
-        total += float(bench.task.loss(model(inputs), labels)) * len(labels)
+    for inputs, labels in context.one_pass(model):
+        total += float(context.task.loss(model(inputs), labels)) * len(labels)
         seen += len(labels)
     return total / max(1, seen)
 
@@ -117,7 +117,7 @@ class QFedAvg(OneModel):
         """It does not: its step is a quotient of two sums over the devices."""
         return False
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Training whose change is weighed by the loss."""
         return FairTraining(q=self.params.q)
 

@@ -22,8 +22,8 @@ from wildflower.devices.budget import Budget
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
-from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights
 from wildflower.messages.sums import WeightedSum, flatten, mean_of
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, with_weights
 from wildflower.models.cost import Cost, cost
@@ -36,10 +36,10 @@ from wildflower.strategies.evolution import EvolutionSearch, Picks
 from wildflower.strategies.method import (
     LEADING,
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Model,
     Order,
     Selection,
@@ -48,7 +48,7 @@ from wildflower.strategies.method import (
     Trained,
     fits,
     in_floats,
-    parcel_bytes,
+    tensor_set_bytes,
 )
 from wildflower.strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
 from wildflower.strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
@@ -59,10 +59,10 @@ from wildflower.strategies.supernet_training import calibrated
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
-class MutualLearning(Local):
+class MutualLearning(ClientStep):
     """A device's personal model l and the knowledge network k learn from the labels and from each other.
 
     They minimize L_l = CE(l(x), y) + KL(k || l) and L_k = CE(k(x), y) + KL(l || k) (Eqs. 3 to 6). The personal model
@@ -97,16 +97,16 @@ class MutualLearning(Local):
         own, architecture = _network(self.knowledge_family, self.knowledge)
         return own or family, architecture
 
-    def _weights(self, family: Family, merge: Merge | None) -> dict[str, Parcel]:
+    def _weights(self, family: Family, merge: Merge | None) -> dict[str, TensorSet]:
         own, architecture = self.network(family)
-        return {"weights": Parcel.of(own.tensors(architecture), merge)}
+        return {"weights": TensorSet.of(own.tensors(architecture), merge)}
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The knowledge network, and at first the personal model, where the device does not draw that."""
-        personal = {"personal": Parcel.of(family.tensors(architecture))} if self.first and not self.drawn else {}
+        personal = {"personal": TensorSet.of(family.tensors(architecture))} if self.first and not self.drawn else {}
         return self._weights(family, None) | personal
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The knowledge network alone."""
         return self._weights(family, Merge() if self.merged else None)
 
@@ -119,46 +119,46 @@ class MutualLearning(Local):
         if facts["personal"][0] not in (0, 1):
             raise ValueError(f"the fact 'personal' is 0 or 1, not {facts['personal'][0]!r}")
 
-    def _personal(self, bench: Bench) -> tuple[Weights | None, bool]:
+    def _personal(self, context: ClientContext) -> tuple[Weights | None, bool]:
         """What the device keeps, which is newer than what may have been sent once more; None where it has lost it.
 
         Also whether it was sent with the statistics of another network.
         """
-        kept = bench.kept("personal")
+        kept = context.kept("personal")
         if kept is None and self.first and self.drawn:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(bench.chance.getrandbits(63))
-                return dict(bench.build().state_dict()), False
-        return (bench.received.get("personal"), self.calibrates) if kept is None else (kept, False)
+                torch.manual_seed(context.chance.getrandbits(63))
+                return dict(context.build().state_dict()), False
+        return (context.received.get("personal"), self.calibrates) if kept is None else (kept, False)
 
-    def _knowledge(self, bench: Bench, weights: Weights) -> Network:
-        own, architecture = self.network(bench.family)
-        return with_weights(own, architecture, weights).to(bench.device)
+    def _knowledge(self, context: ClientContext, weights: Weights) -> Network:
+        own, architecture = self.network(context.family)
+        return with_weights(own, architecture, weights).to(context.device)
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """The personal model."""
-        weights, cut = self._personal(bench)
+        weights, cut = self._personal(context)
         if weights is None:
-            raise MessageError(f"this device keeps no personal model of {bench.architecture}")
-        personal = bench.build(weights)
-        return calibrated(personal, bench.one_pass(personal)) if cut else personal
+            raise MessageError(f"this device keeps no personal model of {context.architecture}")
+        personal = context.build(weights)
+        return calibrated(personal, context.one_pass(personal)) if cut else personal
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train both networks in one loop; where the personal model is lost, the knowledge network alone."""
-        knowledge = self._knowledge(bench, bench.received["weights"])
-        weights, cut = self._personal(bench)
+        knowledge = self._knowledge(context, context.received["weights"])
+        weights, cut = self._personal(context)
         if weights is None:
             if self.calibrates_knowledge:
-                calibrated(knowledge, bench.one_pass(knowledge))
-            loss = bench.fit(knowledge, lambda inputs, labels: bench.task.loss(knowledge(inputs), labels))
+                calibrated(knowledge, context.one_pass(knowledge))
+            loss = context.fit(knowledge, lambda inputs, labels: context.task.loss(knowledge(inputs), labels))
             return Answer(None, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [0.0]})
-        personal = bench.build(weights)
+        personal = context.build(weights)
         if cut:
-            calibrated(personal, bench.one_pass(personal, knowledge))
+            calibrated(personal, context.one_pass(personal, knowledge))
         if self.calibrates_knowledge:
-            calibrated(knowledge, bench.one_pass(personal, knowledge))
-        loss = learn_mutually(bench, personal, knowledge)
-        bench.keep("personal", personal.state_dict())
+            calibrated(knowledge, context.one_pass(personal, knowledge))
+        loss = learn_mutually(context, personal, knowledge)
+        context.keep("personal", personal.state_dict())
         return Answer(personal, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [1.0]})
 
     @property
@@ -166,11 +166,11 @@ class MutualLearning(Local):
         """The knowledge network is scored on the device's own examples, too."""
         return ("knowledge network",)
 
-    def beside(self, bench: Bench, answer: Answer | None) -> list[nn.Module]:
+    def beside(self, context: ClientContext, answer: Answer | None) -> list[nn.Module]:
         """The knowledge network as the device has trained it, or as it was sent."""
-        knowledge = self._knowledge(bench, (bench.received if answer is None else answer.parcels)["weights"])
+        knowledge = self._knowledge(context, (context.received if answer is None else answer.tensor_sets)["weights"])
         if answer is None and self.calibrates_knowledge:
-            calibrated(knowledge, bench.one_pass(knowledge))
+            calibrated(knowledge, context.one_pass(knowledge))
         return [knowledge]
 
 
@@ -188,32 +188,32 @@ def mutual_losses(personal: Tensor, knowledge: Tensor, task_loss: tuple[Tensor, 
     )
 
 
-def learn_mutually(bench: Bench, personal: nn.Module, knowledge: nn.Module) -> float:
+def learn_mutually(context: ClientContext, personal: nn.Module, knowledge: nn.Module) -> float:
     """Train two networks on the same batches, each by an optimizer of its own; both predict before either steps.
 
     Returns:
         The mean of L_k over the examples seen.
     """
     networks = (personal, knowledge)
-    optimizers = [bench.optimizer(network) for network in networks]
+    optimizers = [context.optimizer(network) for network in networks]
     seen, total = 0, torch.zeros((), dtype=torch.float64)
     for network in networks:
         network.train()
-    for batch in bench.steps(*networks):
+    for batch in context.steps(*networks):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         for inputs, labels, weight in batch:
             logits = [network(inputs) for network in networks]
             losses = mutual_losses(
-                logits[0], logits[1], (bench.task.loss(logits[0], labels), bench.task.loss(logits[1], labels))
+                logits[0], logits[1], (context.task.loss(logits[0], labels), context.task.loss(logits[1], labels))
             )
             for loss in losses:
                 (weight * loss).backward()
             seen += len(labels)
             total += losses[1].detach().to("cpu", torch.float64) * len(labels)
-        if bench.training.clip_norm:
+        if context.training.clip_norm:
             for network in networks:
-                nn.utils.clip_grad_norm_(network.parameters(), bench.training.clip_norm)
+                nn.utils.clip_grad_norm_(network.parameters(), context.training.clip_norm)
         for optimizer in optimizers:
             optimizer.step()
     for network in networks:
@@ -301,7 +301,7 @@ class RaFL(CandidateMethod):
     by the rounds. Where it is not trained before them either, its weights are random, and with `first` of "drawn"
     devices draw their own.
 
-    The device half is `MutualLearning`.
+    The client step is `MutualLearning`.
     """
 
     params_type: ClassVar[type[Params]] = RaFLParams
@@ -548,7 +548,7 @@ class RaFL(CandidateMethod):
         kept = self.personal_models.get(device, [])
         return next((a for a in kept if fits(self._price(a, first=False), budget)), None)
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Mutual learning; the personal model is sent to a device that does not have it."""
         return self._half(first=self._is_first(order))
 
@@ -571,12 +571,12 @@ class RaFL(CandidateMethod):
     def _knowledge_json(self) -> str:
         return json.dumps(self.knowledge_architecture.to_json())
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """The knowledge network, and for a first contact the personal model as it lies in the supernet."""
-        parcels = {"weights": self.knowledge}
+        tensor_sets = {"weights": self.knowledge}
         if "personal" in group.sent:
-            parcels["personal"] = group.placement.gather(self.supernet)
-        return parcels
+            tensor_sets["personal"] = group.placement.gather(self.supernet)
+        return tensor_sets
 
     # What comes back
 
@@ -691,7 +691,7 @@ class RaFL(CandidateMethod):
         )
 
     def _price(self, architecture: Architecture, *, first: bool) -> Cost:
-        down, up = parcel_bytes(self._half(first=first), self.family, architecture, self.settings.wire)
+        down, up = tensor_set_bytes(self._half(first=first), self.family, architecture, self.settings.wire)
         personal, knowledge = self._passes(first=first)
         flops = int(self._plain(self.family, architecture).training_flops * personal)
         flops += int(self._plain(self.knowledge_family, self.knowledge_architecture).training_flops * knowledge)

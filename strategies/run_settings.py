@@ -68,9 +68,9 @@ class RoundSettings:
         """
         return self.devices_per_round if self.privacy is None else self.devices
 
-    def upload_bytes(self, parcels_bytes: int) -> int:
-        """What parcels of so many bytes take on their way up: under masks every value is an integer of 64 bits."""
-        return 2 * parcels_bytes if self.secure_minimum else parcels_bytes
+    def upload_bytes(self, tensor_sets_bytes: int) -> int:
+        """What tensor sets of so many bytes take on their way up: under masks every value is an integer of 64 bits."""
+        return 2 * tensor_sets_bytes if self.secure_minimum else tensor_sets_bytes
 
     def rate_factor_in(self, round_number: int) -> float:
         """The factor of learning rates in one round: it falls at every decay round passed, or along a cosine."""

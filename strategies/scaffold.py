@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wildflower.messages.orders import Merge
-from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, trained_parameters
 from wildflower.models.cost import Cost
@@ -19,10 +19,10 @@ from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.fednova import effective_steps
 from wildflower.strategies.method import (
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Order,
     Setup,
     State,
@@ -33,7 +33,7 @@ from wildflower.strategies.method import (
 from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.shared_losses import Regularizer
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class ControlledTraining(Training):
@@ -44,40 +44,40 @@ class ControlledTraining(Training):
     them), so that (x - y) / (K eta) is still a mean gradient; without, this is the paper's.
     """
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The weights x and the server's control variate c."""
         tensors = family.tensors(architecture)
-        return {"weights": Parcel.of(tensors), "control": Parcel.of(parameters_of(tensors))}
+        return {"weights": TensorSet.of(tensors), "control": TensorSet.of(parameters_of(tensors))}
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The weights y and the change of the device's control variate; every device counts alike."""
         tensors, merge = family.tensors(architecture), Merge(weighting="uniform")
-        return {"weights": Parcel.of(tensors, merge), "control_change": Parcel.of(parameters_of(tensors), merge)}
+        return {"weights": TensorSet.of(tensors, merge), "control_change": TensorSet.of(parameters_of(tensors), merge)}
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train under the correction, and renew the device's control variate, which is 0 at first."""
-        model = self.model(bench)
+        model = self.model(context)
         x = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
-        c = {name: value.to(bench.device) for name, value in bench.received["control"].items()}
-        kept = bench.kept("control") or {name: torch.zeros_like(value) for name, value in c.items()}
-        c_i = {name: value.to(bench.device) for name, value in kept.items()}
+        c = {name: value.to(context.device) for name, value in context.received["control"].items()}
+        kept = context.kept("control") or {name: torch.zeros_like(value) for name, value in c.items()}
+        c_i = {name: value.to(context.device) for name, value in kept.items()}
         drift = Regularizer(correction={name: c_i[name] - c[name] for name in c})
-        loss = bench.fit(model, self.loss(bench, model), regularizer=drift)
+        loss = context.fit(model, self.loss(context, model), regularizer=drift)
         y = {name: p.detach() for name, p in trained_parameters(model).items()}
         # A part whose learning rate is 0 says nothing of its gradient.
-        new = c_i | {name: c_i[name] - c[name] + value for name, value in mean_gradients(bench, x, y).items()}
-        bench.keep("control", new)
+        new = c_i | {name: c_i[name] - c[name] + value for name, value in mean_gradients(context, x, y).items()}
+        context.keep("control", new)
         moved = {name: new[name] - c_i[name] for name in new}
         return Answer(model, {"weights": dict(model.state_dict()), "control_change": moved}, loss)
 
 
-def mean_gradients(bench: Bench, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mean_gradients(context: ClientContext, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """(x - y) / (K eta) by name, of the parameters that have a learning rate; x, y: before and after K steps.
 
     eta is the learning rate of the parameter's own part. Under momentum K counts effective steps.
     """
-    training = bench.training
-    steps = effective_steps(bench.steps_taken, training.momentum)
+    training = context.training
+    steps = effective_steps(context.steps_taken, training.momentum)
     rates = {name: training.learning_rate * training.rate_of(name) for name in x}
     return {name: (x[name] - y[name]) / (steps * rate) for name, rate in rates.items() if rate}
 
@@ -113,7 +113,7 @@ class Scaffold(OneModel):
         """It does not: c must stay the mean of the devices' control variates."""
         return False
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Training under control variates."""
         return ControlledTraining()
 
@@ -121,7 +121,7 @@ class Scaffold(OneModel):
         """Plain training beside x, c, c_i, their difference, and a gradient before there is one."""
         return with_parameter_copies(super().training_cost(architecture), 5)
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """The weights and the control variate of the model that devices train: of a `choice`, the largest member."""
         names = self.family.tensors(self.architecture)
         return {

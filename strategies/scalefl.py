@@ -16,7 +16,7 @@ from torch import Tensor
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
 from wildflower.models.layers import Network
-from wildflower.strategies.method import Bench, Local, Order, Setup, Training
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training
 from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
 from wildflower.strategies.shared_losses import Loss, divergence
 from wildflower.strategies.submodel import SubModelMethod, require_exits
@@ -24,7 +24,7 @@ from wildflower.strategies.submodel import SubModelMethod, require_exits
 PAPER_WIDTHS = (0.7, 0.7, 0.75, 1.0)  # of exits 1 to 4
 QUIET_SHARE = 0.25  # of the rounds, in which exits do not learn from the last one yet
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class WeightedExits(Training):
@@ -41,12 +41,12 @@ class WeightedExits(Training):
         """It does where early exits learn from the last one."""
         return self.gamma > 0
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The weighted sum over exits."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             exits = model.exits(inputs)
-            terms = [bench.task.loss(logits, labels) for logits in exits]
+            terms = [context.task.loss(logits, labels) for logits in exits]
             if self.gamma:
                 *early, last = [F.log_softmax(logits / self.temperature, dim=1) for logits in exits]
                 for number, exit in enumerate(early):
@@ -98,7 +98,7 @@ class ScaleFL(SubModelMethod):
         """They are needed as soon as early exits learn from the last one."""
         return self.params.gamma > 0
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Weighted cross-entropies; after the first quarter of the rounds early exits learn from the last one too."""
         active = self.round - 1 > QUIET_SHARE * self.settings.rounds
         gamma = self.params.gamma if active else 0.0

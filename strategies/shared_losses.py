@@ -22,12 +22,12 @@ def divergence(target: Tensor, prediction: Tensor) -> Tensor:
 class Regularizer:
     """strength / 2 ||w - w_received||^2 - <correction, w>, which is added to a loss over all parameters w.
 
-    FedProx has the first term, SCAFFOLD the second, FedDyn both. Every backend of `Bench.fit` knows them, a board's GPU
-    included, because they need no data.
+    FedProx has the first term, SCAFFOLD the second, FedDyn both. Every backend of `ClientContext.fit` knows them, a
+    board's GPU included, because they need no data.
 
     Attributes:
         strength: of the pull toward the weights that the device received.
-        toward: those weights, where the device half has a copy of them already; None: the model's as training begins.
+        toward: those weights, where the client step has a copy of them already; None: the model's as training begins.
         correction: per parameter's name; parameters that are not named have none.
         reported: whether the first term is part of the loss that the device reports.
     """

@@ -15,8 +15,8 @@ from torch import Tensor
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
-from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
 from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, described
 from wildflower.models.cost import Cost
@@ -28,10 +28,10 @@ from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     LEADING,
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Model,
     Order,
     Selection,
@@ -61,7 +61,7 @@ def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Chan
     return {group: channels for group, channels in found.items() if group in groups}
 
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class SalientTraining(Training):
@@ -80,12 +80,12 @@ class SalientTraining(Training):
         """The architecture of what is returned."""
         return family.width(self.kept)
 
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The encoder, and the server's control variate."""
         encoder = encoder_of(family, architecture)
-        return {"weights": Parcel.of(encoder), "control": Parcel.of(parameters_of(encoder))}
+        return {"weights": TensorSet.of(encoder), "control": TensorSet.of(parameters_of(encoder))}
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The salient channels of the encoder and of the change of the device's control variate, and which they are."""
         salient = self.salient(family)
         encoder = encoder_of(family, salient)
@@ -94,44 +94,44 @@ class SalientTraining(Training):
             for group, channels in encoder_groups(family, salient).items()
         }
         return {
-            "weights": Parcel.of(encoder, steady=False),
-            "control_change": Parcel.of(parameters_of(encoder), steady=False),
-            "channels": Parcel.of(channels),
+            "weights": TensorSet.of(encoder, steady=False),
+            "control_change": TensorSet.of(parameters_of(encoder), steady=False),
+            "channels": TensorSet.of(channels),
         }
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """The encoder that was sent, and the device's predictor, a new one in its first round."""
-        encoder = bench.received["weights"]
-        kept = bench.kept("predictor")
-        predictor = bench.build().state_dict() if kept is None else kept
-        names = bench.family.tensors(bench.architecture)
-        return bench.build({name: encoder[name] if name in encoder else predictor[name] for name in names})
+        encoder = context.received["weights"]
+        kept = context.kept("predictor")
+        predictor = context.build().state_dict() if kept is None else kept
+        names = context.family.tensors(context.architecture)
+        return context.build({name: encoder[name] if name in encoder else predictor[name] for name in names})
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train under the correction, renew the control variate where it is salient, and return what is salient."""
-        model = self.model(bench)
-        c = {name: value.to(bench.device) for name, value in bench.received["control"].items()}
+        model = self.model(context)
+        c = {name: value.to(context.device) for name, value in context.received["control"].items()}
         x = {name: p.detach().clone() for name, p in model.named_parameters() if name in c}
-        kept = bench.kept("control") or {name: torch.zeros_like(value) for name, value in c.items()}
-        c_i = {name: value.to(bench.device) for name, value in kept.items()}
+        kept = context.kept("control") or {name: torch.zeros_like(value) for name, value in c.items()}
+        c_i = {name: value.to(context.device) for name, value in kept.items()}
         drift = Regularizer(correction={name: c_i[name] - c[name] for name in c})
-        loss = bench.fit(model, self.loss(bench, model), regularizer=drift)
+        loss = context.fit(model, self.loss(context, model), regularizer=drift)
         y = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        gradients = mean_gradients(bench, {name: value.cpu() for name, value in x.items()}, y)
+        gradients = mean_gradients(context, {name: value.cpu() for name, value in x.items()}, y)
         # A part whose learning rate is 0 says nothing of its gradient.
         moved = {n: gradients[n] - c[n].cpu() if n in gradients else torch.zeros_like(y[n]) for n in c}
 
-        family = bench.family
+        family = context.family
         select = strongest(channel_norms(family, y))
         placement = family.place(self.salient(family), select)
-        parts = self.returned(family, bench.architecture)
+        parts = self.returned(family, context.architecture)
         layouts = {name: [entry.name for entry in part.layout.entries] for name, part in parts.items()}
         salient = placement.of(layouts["control_change"])
         change = salient.gather(moved)
         new = {name: value.cpu().clone() for name, value in c_i.items()}
         salient.add_to(new, change)
-        bench.keep("control", new)
-        bench.keep("predictor", {name: value for name, value in y.items() if name not in bench.received["weights"]})
+        context.keep("control", new)
+        context.keep("predictor", {name: value for name, value in y.items() if name not in context.received["weights"]})
         channels = {
             group: numbers(select(group, found.full, found.kept), found.kept)
             for group, found in encoder_groups(family, self.salient(family)).items()
@@ -196,7 +196,7 @@ class Spatl(OneModel):
         """It does, but control variates rely on its being the mean."""
         return False
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Training under control variates; salient channels come back."""
         return SalientTraining(kept=1 - self.params.sparsity)
 
@@ -204,13 +204,13 @@ class Spatl(OneModel):
         """Plain training beside x, c, c_i, their difference, and a gradient before there is one."""
         return with_parameter_copies(super().training_cost(architecture), 5)
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """The encoder and the control variate."""
         return {"weights": self.weights, "control": self.control}
 
     def absorb(self, contribution: Contribution) -> None:
         """Add what a device returned at the coordinates that it names; MessageError where they cannot be right."""
-        local = self.local(Order(0, self.architecture))
+        local = self.client_step(Order(0, self.architecture))
         assert isinstance(local, SalientTraining)
         placement = self._placement(local.salient(self.family), contribution.own("channels"))
         ready = []

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from wildflower.messages.orders import Merge
-from wildflower.messages.parcels import STATISTICS, Parcel
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import MeanOfExits, Network, mean_statistics, pool_by_slices
-from wildflower.strategies.method import Answer, Bench, Local
+from wildflower.strategies.method import Answer, ClientContext, ClientStep
 from wildflower.strategies.params import CountOrZero
 from wildflower.tasks.task import laid_out_for
 
@@ -26,7 +26,7 @@ from wildflower.tasks.task import laid_out_for
 LEAST_DEVICES = 30
 
 
-class TakeStatistics(Local):
+class TakeStatistics(ClientStep):
     """One pass over the device's examples in training mode, without gradients; the statistics are averaged.
 
     examples: the most that a device passes, drawn anew each time and rounded up to whole batches or micro-batches; 0:
@@ -36,21 +36,21 @@ class TakeStatistics(Local):
     trains: ClassVar[bool] = False
     examples: CountOrZero = 0
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The running means and variances as "statistics", averaged by examples."""
         tensors = {name: spec for name, spec in family.tensors(architecture).items() if name.endswith(STATISTICS)}
-        return {"statistics": Parcel.of(tensors, Merge(), steady=False)}
+        return {"statistics": TensorSet.of(tensors, Merge(), steady=False)}
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Take them."""
-        model = self.model(bench)
+        model = self.model(context)
         pool_by_slices(model)
-        most = math.ceil(self.examples / bench.training.examples_at_once)
-        take_statistics(model, bench.one_pass(model, most=most))
+        most = math.ceil(self.examples / context.training.examples_at_once)
+        take_statistics(model, context.one_pass(model, most=most))
         return Answer(model, {"statistics": dict(model.state_dict())})
 
 
-class ScoreModel(Local):
+class ScoreModel(ClientStep):
     """A model that is scored exactly as the server has it, its batch norm statistics among the weights.
 
     exits: what a model with several exits says: its "deepest", or the "mean" of their logits.
@@ -59,15 +59,15 @@ class ScoreModel(Local):
     trains: ClassVar[bool] = False
     exits: Literal["deepest", "mean"] = "deepest"
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """Nothing but scores."""
         return {}
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Nothing is trained."""
-        return Answer(self.model(bench))
+        return Answer(self.model(context))
 
-    def scored(self, bench: Bench, model: Network) -> nn.Module:
+    def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """The model, or the mean of its exits."""
         return MeanOfExits(model) if self.exits == "mean" else model
 

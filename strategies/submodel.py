@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.parcels import STATISTICS, Parcels, Weights
+from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
 from wildflower.models.placement import Placement
@@ -95,8 +95,8 @@ class CandidateMethod(Method):
 class SubModelMethod(CandidateMethod):
     """A global model, candidates cut out of it, and the running mean over the coordinates that devices return.
 
-    The parcels that devices return are named tensors of the global model. scored_family: how models are built that are
-    scored.
+    The tensor sets that devices return are named tensors of the global model. scored_family: how models are built that
+    are scored.
     """
 
     takes_initial_weights: ClassVar[bool] = True
@@ -112,22 +112,24 @@ class SubModelMethod(CandidateMethod):
         """By default it does."""
         return True
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """The group's cut of the global model."""
         return {"weights": group.placement.gather(self.weights)}
 
     def absorb(self, contribution: Contribution) -> None:
-        """Add the devices' parcels to the running sums of their coordinates, but for those that are not averaged."""
+        """Add the devices' tensors to the running sums of their coordinates, but for those that are not averaged."""
         returned = contribution.group.returned
-        self.average(self.mean, contribution, [name for name, parcel in returned.items() if parcel.merge is not None])
+        self.average(
+            self.mean, contribution, [name for name, tensor_set in returned.items() if tensor_set.merge is not None]
+        )
 
-    def average(self, mean: CoordinateMean, contribution: Contribution, parcels: Iterable[str]) -> None:
-        """Add some of the devices' parcels to a running mean: all of them or, where one is too large, none."""
-        group, names = contribution.group, list(parcels)
+    def average(self, mean: CoordinateMean, contribution: Contribution, tensor_sets: Iterable[str]) -> None:
+        """Add some of the devices' tensor sets to a running mean: all of them or, where one is too large, none."""
+        group, names = contribution.group, list(tensor_sets)
         for name in names:
             mean.check(contribution.sum_of(name))
         for name in names:
-            mean.add(group.placement, group.returned[name].layout, contribution.sum_of(name), parcel=name)
+            mean.add(group.placement, group.returned[name].layout, contribution.sum_of(name), tensor_set=name)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every coordinate becomes the mean over its owners; what nobody trained keeps its value."""

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import Merge
-from wildflower.messages.parcels import STATISTICS, Parcel
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import BlockFamily, Family, trained_parameters
 from wildflower.models.cost import FLOAT_BYTES, Cost
 from wildflower.models.layers import Network
 from wildflower.models.space import Space
 from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
-from wildflower.strategies.method import Bench, Local, Means, Order, Setup, State, Trained, in_floats
+from wildflower.strategies.method import ClientContext, ClientStep, Means, Order, Setup, State, Trained, in_floats
 from wildflower.strategies.nested import (
     MOST_LEVELS,
     are_nested,
@@ -50,7 +50,7 @@ WIDTHS = 16  # widths from which those of levels are chosen
 # Shares of the blocks of a stack, from its first on, that a level may keep in place of all.
 DEPTHS = (0.25, 0.5, 0.75)
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class LevelTraining(MaskedTraining):
@@ -77,36 +77,36 @@ class LevelTraining(MaskedTraining):
         """Where it masks those that a device does not hold."""
         return self.masked
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the level; with the mask, rows of absent classes do not count."""
         merge = Merge(weighting=self.weighting, present_classes=self.masked)
-        return {"weights": Parcel.of(family.tensors(architecture), merge)}
+        return {"weights": TensorSet.of(family.tensors(architecture), merge)}
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The mean of the levels' losses; all terms but the last are differentiated already."""
-        absent = (bench.class_counts == 0).to(bench.device) if self.masked else torch.zeros(0)
+        absent = (context.class_counts == 0).to(context.device) if self.masked else torch.zeros(0)
         levels = 1 + len(self.lower)
 
         def criterion(logits: Tensor, labels: Tensor, _: Tensor | None) -> Tensor:
-            return bench.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels) / levels
+            return context.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels) / levels
 
-        loss = levels_loss(bench, model, self.lower, criterion)
-        enlarge_gradients(bench, model, self.lower)
+        loss = levels_loss(context, model, self.lower, criterion)
+        enlarge_gradients(context, model, self.lower)
         return loss
 
-    def scored(self, bench: Bench, model: Network) -> nn.Module:
+    def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as it was trained."""
-        return super().scored(bench, model) if self.masked else model
+        return super().scored(context, model) if self.masked else model
 
 
-def enlarge_gradients(bench: Bench, model: Network, lower: Sequence[Architecture]) -> None:
+def enlarge_gradients(context: ClientContext, model: Network, lower: Sequence[Architecture]) -> None:
     """Make the gradients of a mean over all levels those of means over the levels that have a coordinate.
 
     From now on a coordinate's gradient is multiplied by the number of levels over the number of those that have it.
     """
     if not lower:
         return
-    family, own = bench.family, bench.architecture
+    family, own = context.family, context.architecture
     inside = [family.place(level).within(family.place(own)) for level in lower]
     for name, parameter in trained_parameters(model).items():
         count = torch.ones(parameter.shape, device=parameter.device)
@@ -266,12 +266,12 @@ class Wildflower(HeteroFL):
             return self.price(found, below(self.family, found, lower))
 
         def find(budget: Budget) -> Architecture | None:
-            part = in_floats(budget, self.local(order), self.family, ends, self.settings)
+            part = in_floats(budget, self.client_step(order), self.family, ends, self.settings)
             return find_priced(lambda left: searcher.find(left, rng), price, budget, part)
 
         return fleet_options(self.space, fleet, find)
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Training of the device's level and of all below."""
         lower = below(self.family, order.architecture, self.candidates)
         return LevelTraining(weighting="uniform", lower=lower, masked=self.params.masked_loss)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.runs.fake_child import Runs
+from tests.launch.fake_child import Runs
 from wildflower.client_app import work, worker
 from wildflower.devices import speed
 from wildflower.rounds import exchange
@@ -132,6 +132,6 @@ def pytest_runtest_makereport(
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Stand-ins for the processes of runs, which write a run's journal at once."""
     made = Runs()
-    monkeypatch.setattr("wildflower.runs.child.start", made.start)
-    monkeypatch.setattr("wildflower.runs.sweeps.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("wildflower.launch.child.start", made.start)
+    monkeypatch.setattr("wildflower.launch.sweeps.LOOK_SECONDS", 0.0)
     return made

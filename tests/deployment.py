@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from wildflower.runs.superlink import flower_environment, stop_everything
+from wildflower.launch.superlink import flower_environment, stop_everything
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 120.0

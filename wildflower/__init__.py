@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wildflower.runs.experiment_file import SettingsError
-    from wildflower.runs.python import Run, RunError, Sweep, compare, load, run, sweep
+    from wildflower.launch.experiment_file import SettingsError
+    from wildflower.launch.python import Run, RunError, Sweep, compare, load, run, sweep
     from wildflower.server_app.compare import Comparison
     from wildflower.server_app.run_folder import JournalError
 
@@ -34,7 +34,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "models")):
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from wildflower.runs import python
+    from wildflower.launch import python
 
     return getattr(python, name)
 

@@ -82,7 +82,7 @@ def train(method: SubModelMethod, task: Task, device: int, architecture: Archite
         method.family,
         architecture,
         method.family.place(architecture).gather(method.weights),
-        method.local(Order(device, architecture)),
+        method.client_step(Order(device, architecture)),
         settings.training_in(1).model_copy(update={"epochs": epochs, "steps": 0}),
         task,
         DeviceState(settings.state_dir, settings.run, device),

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
 from wildflower.messages.orders import LocalTraining
-from wildflower.messages.parcels import Weights
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.cnn import Cnn3
 from wildflower.strategies.hypemefed.hypemefed import HypeMeFedParams, follow
 from wildflower.strategies.hypemefed.layer_hypernetwork import (

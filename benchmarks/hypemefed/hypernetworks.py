@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
 from wildflower.messages.orders import LocalTraining
-from wildflower.messages.parcels import Weights
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family
 from wildflower.models.resnet import ResNet18
 from wildflower.models.vgg import Vgg

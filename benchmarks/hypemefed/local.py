@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from wildflower.client_app.context import DeviceBench, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Workplace, do_order
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.orders import EvaluationOrder, LocalTraining
 from wildflower.messages.packing import pack
-from wildflower.messages.parcels import Weights, digest
+from wildflower.messages.tensor_sets import Weights, digest
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
-from wildflower.strategies.method import Local
+from wildflower.strategies.method import ClientStep
 from wildflower.tasks.task import Task
 
 
@@ -22,7 +22,7 @@ def train_locally(
     family: Family,
     architecture: Architecture,
     weights: Mapping[str, Tensor],
-    local: Local,
+    local: ClientStep,
     training: LocalTraining,
     task: Task,
     state: DeviceState,
@@ -39,13 +39,13 @@ def train_locally(
         payloads={"weights": 0},
         digest=digest(sent, local.returned(family, architecture)),
         data="test set",
-        local=local.reference(),
+        client_step=local.reference(),
         seed=seed,
     )
     arrays = [pack(dict(weights), sent["weights"].layout)]
     place = Workplace(torch.device("cpu"))
-    bench = DeviceBench(order, local, round_number, training, family, task, arrays, state, place, evaluated_round=0)
-    model = do_order(bench).answer.model
+    context = DeviceContext(order, local, round_number, training, family, task, arrays, state, place, evaluated_round=0)
+    model = do_order(context).answer.model
     assert model is not None
     return model
 

@@ -27,7 +27,7 @@ from benchmarks.inclusivefl.run import ENCODER, STUDY, settings
 from benchmarks.minilm import pretrained
 from tests.grid import InProcessGrid
 from wildflower.client_app.app import app as client
-from wildflower.runs.experiment_file import resolve
+from wildflower.launch.experiment_file import resolve
 from wildflower.server_app.app import build, task_spec
 from wildflower.server_app.config import RunConfig
 from wildflower.tasks.task import load_task

@@ -20,7 +20,7 @@ import torch
 from benchmarks.tables import markdown, write_between
 from tests.grid import InProcessGrid
 from wildflower.client_app.app import app as client
-from wildflower.runs.experiment_file import read_experiment
+from wildflower.launch.experiment_file import read_experiment
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.runs import from_test_set, from_training_set, trained_method
 from benchmarks.tables import markdown, write_between
-from wildflower.messages.parcels import Weights
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family, with_weights
 from wildflower.models.placement import Placement
 from wildflower.strategies.distillation import Distillation, Noise, distill, mutual_information_nats

@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from wildflower.runs.experiment_file import write_toml
-from wildflower.runs.superlink import last_lines, superlink
+from wildflower.launch.experiment_file import write_toml
+from wildflower.launch.superlink import last_lines, superlink
 
 APP = Path(__file__).parent / "flower_app"
 NODES = 50

@@ -65,7 +65,7 @@ CASES: list[tuple[dict[str, Any], Named, Named, int, int]] = [
 ]
 
 
-class StepsBench:
+class StepsContext:
     """Random batches, and SGD with momentum."""
 
     def __init__(self, family: Family, batch_size: int, micro_batch_size: int, steps: int) -> None:
@@ -101,14 +101,14 @@ def train(
 ) -> float:
     """Train one network by itself or two mutually; seconds per step."""
     models = [family.build(architecture) for architecture in architectures]
-    bench: Any = StepsBench(family, batch_size, micro_batch_size, steps)
+    context: Any = StepsContext(family, batch_size, micro_batch_size, steps)
     started = time.perf_counter()
     if len(models) == 2:
-        learn_mutually(bench, *models)
+        learn_mutually(context, *models)
     else:
         [model] = models
-        optimizer = bench.optimizer(model.train())
-        for batch in bench.steps(model):
+        optimizer = context.optimizer(model.train())
+        for batch in context.steps(model):
             optimizer.zero_grad(set_to_none=True)
             for inputs, labels, weight in batch:
                 (weight * F.cross_entropy(model(inputs), labels)).backward()

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from wildflower.launch.experiment_file import toml, write_toml
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
 from wildflower.models.supernet import Supernet
-from wildflower.runs.experiment_file import toml, write_toml
 from wildflower.strategies.rafl import RaFLParams
 from wildflower.strategies.supernet_training import (
     CALIBRATION_BATCHES,

@@ -27,8 +27,8 @@ SUPERNETS_FAMILY = {"name": "resnet18", "first_channels": 8, "norm": "batch", "s
 MOBILE_SUPERNET = "<MobileNetV3 of the digits>"
 ONCE_FOR_ALL_SUPERNET = "<once-for-all supernet of the digits>"
 # MobileNetV3 with the shortest of its stages and kernels of 3x3, of 2,498,202 parameters. It halves the image five
-# times, as the networks do whose multiplications the paper counts. Parcels are about fifteen times as large, and may
-# travel ten times as long.
+# times, as the networks do whose multiplications the paper counts. Tensor sets are about fifteen times as large, and
+# may travel ten times as long.
 MOBILENET_ARGUMENTS: dict[str, Any] = {"kernel_sizes": [3], "depths": [2], "expand_ratios": [3, 4], "halvings": 5}
 MOBILENET = [
     "family=mobilenet-v3",

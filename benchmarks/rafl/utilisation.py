@@ -25,12 +25,12 @@ import numpy as np
 
 from benchmarks.rafl.run import STUDY, SUPERNETS_FAMILY
 from wildflower.devices.budget import Budget
+from wildflower.launch.experiment_file import resolve
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import cost, inference_macs
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
-from wildflower.runs.experiment_file import resolve
 from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch
 from wildflower.strategies.rafl import RaFLParams
 from wildflower.strategies.search import ExactSearch

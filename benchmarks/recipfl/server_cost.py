@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.tables import markdown, write_between
 from wildflower.models.family import make_family
-from wildflower.rounds.requests import parcels_of
+from wildflower.rounds.requests import tensor_sets_of
 from wildflower.rounds.round_records import peak_rss_bytes
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
@@ -78,9 +78,9 @@ def measure(case: str) -> dict:
     counts = {"class_counts": [10] * method.family.classes}
     for number, (device, architecture) in enumerate(owners):
         order = Order(device, architecture)
-        sent_parcels, returned_parcels = parcels_of(method.local(order), method.family, architecture)
+        sent_tensor_sets, returned_tensor_sets = tensor_sets_of(method.client_step(order), method.family, architecture)
         selection, placement = method.selection(device, architecture), method.family.place(architecture)
-        group = Group(architecture, selection, sent_parcels, returned_parcels, placement)
+        group = Group(architecture, selection, sent_tensor_sets, returned_tensor_sets, placement)
         returned = {name: value + 1e-3 for name, value in sent.pop((device, architecture)).items()}
         method.absorb(Contribution(group, [number], [device], 100, {}, {"weights": returned}))
         trained.append(Trained(order, "all", 100, 1.0, counts))

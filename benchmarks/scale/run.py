@@ -30,7 +30,7 @@ from benchmarks.runs import rounds_of
 from benchmarks.tables import write_between
 from tests.grid import InProcessGrid
 from wildflower.client_app.app import app
-from wildflower.runs.experiment_file import read_experiment
+from wildflower.launch.experiment_file import read_experiment
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.trust.privacy import digest
 from tests.deployment import Deployment
-from wildflower.runs.experiment_file import write_toml
+from wildflower.launch.experiment_file import write_toml
 from wildflower.server_app import checkpoint
 from wildflower.server_app.run_folder import read_devices, read_rounds
 
@@ -45,7 +45,7 @@ class Half(Training):
 
 
 class PartlyLost(FedAvg):
-    def local(self, order):
+    def client_step(self, order):
         return Half()
 '''
 EXPERIMENT: dict[str, Any] = {

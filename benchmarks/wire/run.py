@@ -1,4 +1,4 @@
-"""Runs whose parcels travel as float32, float16 and int8: bytes and accuracy.
+"""Runs whose tensor sets travel as float32, float16 and int8: bytes and accuracy.
 
 python -m benchmarks.wire.run [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]   # "lenet5 int8", "digits *"
 """

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from wildflower.messages.packing import Layout, MessageError
-from wildflower.messages.parcels import Parcel, Weights
 from wildflower.messages.sums import WeightedSum, flatten
+from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
@@ -29,7 +29,7 @@ from wildflower.strategies.hypemefed.layer_hypernetwork import (
     shortfall,
     unit_of_changes,
 )
-from wildflower.strategies.method import Bench, Contribution, Local, Order, Setup, State, Trained, Training
+from wildflower.strategies.method import ClientContext, ClientStep, Contribution, Order, Setup, State, Trained, Training
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
@@ -39,7 +39,7 @@ log = logging.getLogger("flwr")  # what Flower's own log is called
 Source = str  # the tensor that a deeper one is guessed from
 MAX_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
 
-# The device half ------------------------------------------------------------------------------------------------------
+# The client step ------------------------------------------------------------------------------------------------------
 
 
 class SumOfExits(Training):
@@ -50,17 +50,17 @@ class SumOfExits(Training):
 
     all_exits: bool
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the sub-model, not merged."""
-        return {"weights": Parcel.of(family.tensors(architecture))}
+        return {"weights": TensorSet.of(family.tensors(architecture))}
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The sum over exits, or the deepest."""
         if not self.all_exits:
-            return super().loss(bench, model)
+            return super().loss(context, model)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            return torch.stack([bench.task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
+            return torch.stack([context.task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
 
         return loss
 
@@ -180,7 +180,7 @@ class HypeMeFed(SubModelMethod):
                 "that to 'owners'"
             )
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """The sum of the losses of all exits that the device has."""
         return SumOfExits(all_exits=self.params.exits)
 

@@ -1,4 +1,4 @@
-"""RecipFL's device half: plain training, and a small model that learns from a larger one (Eq. 9)."""
+"""RecipFL's client step: plain training, and a small model that learns from a larger one (Eq. 9)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wildflower.messages.packing import MessageError
-from wildflower.messages.parcels import STATISTICS, Parcel, Weights
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
-from wildflower.strategies.method import Answer, Bench, Training, check_class_counts
+from wildflower.strategies.method import Answer, ClientContext, Training, check_class_counts
 from wildflower.strategies.params import Rate
 from wildflower.strategies.shared_losses import Loss, divergence
 
@@ -40,9 +40,9 @@ class TaughtTraining(Training):
         """It does: it counts them."""
         return True
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the model, not merged."""
-        return {"weights": Parcel.of(family.tensors(architecture))}
+        return {"weights": TensorSet.of(family.tensors(architecture))}
 
     def facts(self, family: Family) -> dict[str, int]:
         """`class_counts`, one number per class."""
@@ -52,26 +52,26 @@ class TaughtTraining(Training):
         """Class counts are whole numbers, and not all of them 0."""
         check_class_counts(facts["class_counts"])
 
-    def model(self, bench: Bench) -> Network:
+    def model(self, context: ClientContext) -> Network:
         """What was sent, with the device's own statistics."""
-        return bench.build(bench.received["weights"] | (bench.kept("statistics") or {}))
+        return context.build(context.received["weights"] | (context.kept("statistics") or {}))
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train; statistics that are missing begin as the mean over the first batches."""
-        own: Weights | None = bench.kept("statistics", recent=True)
-        model = bench.build(bench.received["weights"] | (own or {}))
-        loss = bench.fit(model, self.loss(bench, model), new_statistics=own is None)
+        own: Weights | None = context.kept("statistics", recent=True)
+        model = context.build(context.received["weights"] | (own or {}))
+        loss = context.fit(model, self.loss(context, model), new_statistics=own is None)
         weights = dict(model.state_dict())
         statistics = {name: value for name, value in weights.items() if name.endswith(STATISTICS)}
         if statistics:
-            bench.keep("statistics", statistics)
-        return Answer(model, {"weights": weights}, loss, {"class_counts": bench.class_counts.tolist()})
+            context.keep("statistics", statistics)
+        return Answer(model, {"weights": weights}, loss, {"class_counts": context.class_counts.tolist()})
 
-    def loss(self, bench: Bench, model: Network) -> Loss:
+    def loss(self, context: ClientContext, model: Network) -> Loss:
         """The task's loss, or Eq. 9."""
         if not self.taught:
-            return super().loss(bench, model)
-        teacher = bench.earlier
+            return super().loss(context, model)
+        teacher = context.earlier
         if teacher is None:
             raise MessageError("a taught order needs a teacher, and the work order names none")
         student_reads, teacher_reads = _read_by_the_classifier(model), _read_by_the_classifier(teacher)
@@ -80,7 +80,7 @@ class TaughtTraining(Training):
             with torch.no_grad():
                 target = teacher(inputs).softmax(dim=1)
             logits = model(inputs)
-            total = bench.task.loss(logits, labels) + F.cross_entropy(logits, target)
+            total = context.task.loss(logits, labels) + F.cross_entropy(logits, target)
             if not (student_reads and teacher_reads):  # a network without a linear layer
                 return total
             read, known = student_reads.pop(), teacher_reads.pop()

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.packing import MessageError
-from wildflower.messages.parcels import STATISTICS, Parcels, Weights, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.plugins.extras import check_installed
 from wildflower.strategies.method import (
     ClassCounts,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Model,
     Order,
     Selection,
@@ -102,7 +102,7 @@ class RecipFL(CandidateMethod):
     What the run freezes is neither generated nor sent with the weights: it is as the run was given it, or drawn, and a
     device is sent it once.
 
-    The device half is `wildflower.strategies.recipfl.device.TaughtTraining`.
+    The client step is `wildflower.strategies.recipfl.device.TaughtTraining`.
     """
 
     params_type: ClassVar[type[Params]] = RecipFLParams
@@ -185,7 +185,7 @@ class RecipFL(CandidateMethod):
         """The whole model, and a group of its own."""
         return Selection(of_one_device, device)
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Plain training; of an order that reads a trained larger model, Eq. 9."""
         p = self.params
         return TaughtTraining(taught=order.after is not None, divergence=p.divergence, feature_weight=p.feature_weight)
@@ -206,7 +206,7 @@ class RecipFL(CandidateMethod):
         self.awaited = [(order.device, order.architecture) for order in orders]
         self.generated = {}
 
-    def payload(self, group: Group) -> Parcels:
+    def payload(self, group: Group) -> TensorSets:
         """What the hypernetwork writes for a device."""
         owner = (group.selection.number, group.architecture)
         if owner not in self.generated:
@@ -404,5 +404,5 @@ def _check_memory(hypernetwork: Hypernetwork, tile: int) -> None:
 
 
 def _counts(facts: Mapping[str, Sequence[float]]) -> list[int]:
-    """A device's class counts, which its device half has checked."""
+    """A device's class counts, which its client step has checked."""
     return [int(count) for count in facts["class_counts"]]

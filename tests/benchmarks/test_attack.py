@@ -3,12 +3,12 @@
 import torch.nn.functional as F
 
 from benchmarks.trust.attack import flipped_labels
-from tests.client_app.work_orders import bench_of, work_order
+from tests.client_app.work_orders import context_of, work_order
 
 
 def taught():
     """The labels that a device learns from in a round, and their order."""
-    made, seen = bench_of(work_order(2)), []
+    made, seen = context_of(work_order(2)), []
     model = made.build(made.received["weights"])
     made.fit(model, lambda inputs, labels: seen.extend(labels.tolist()) or F.cross_entropy(model(inputs), labels))
     return seen

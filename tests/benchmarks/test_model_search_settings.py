@@ -13,10 +13,10 @@ import pytest
 from benchmarks.model_search import deviations
 from wildflower.devices.budget import budget_of
 from wildflower.devices.fleet import FLEETS_DIR, Fleet
+from wildflower.launch.experiment_file import resolve
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
-from wildflower.runs.experiment_file import resolve
 from wildflower.strategies.method import fits
 from wildflower.strategies.model_search import layer_shares
 from wildflower.tasks.shakespeare import SEQUENCE

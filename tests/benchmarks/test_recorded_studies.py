@@ -20,9 +20,9 @@ from benchmarks.recipfl import run as recipfl
 from benchmarks.time_budget import run as time_budget
 from benchmarks.wire import run as wire
 from wildflower.devices.fleet import Fleet
+from wildflower.launch.experiment_file import resolve
 from wildflower.models.cost import cost
 from wildflower.models.family import FAMILIES, make_family
-from wildflower.runs.experiment_file import resolve
 from wildflower.server_app.inline_tables import parse_arguments
 
 STUDIES = [

@@ -11,7 +11,7 @@ from tests.own_folders import digits_of_devices, image_folder
 from tests.small_run import METHODS, by_method, simulated_grid, small_config
 from wildflower.cli.check import check
 from wildflower.cli.command import app
-from wildflower.runs.experiment_file import place, resolve
+from wildflower.launch.experiment_file import place, resolve
 from wildflower.server_app.app import run, run_folder
 
 FLEET = """

@@ -12,9 +12,9 @@ from wildflower.cli import plan as plans
 from wildflower.cli.command import app
 from wildflower.cli.plan import PlanError, make_plan, plan_tables, spread
 from wildflower.devices.resource_report import DeviceReport
+from wildflower.launch.experiment_file import resolve
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.rounds.population import NodeState
-from wildflower.runs.experiment_file import resolve
 from wildflower.server_app.app import build, run
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.node_records import write_nodes

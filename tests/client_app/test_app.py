@@ -22,10 +22,17 @@ from tests.client_app.work_orders import (
 from tests.programs import run_python
 from wildflower.client_app import work as client_module
 from wildflower.client_app.app import app
-from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalHalf, Merge, NodeReport
+from wildflower.messages.orders import (
+    EvaluationBatch,
+    EvaluationOrder,
+    EvaluationReply,
+    Merge,
+    NodeReport,
+    StepReference,
+)
 from wildflower.messages.packing import int64_vector, unpack
-from wildflower.messages.parcels import Parcel, digest
 from wildflower.messages.sums import SCALE, UNIT, split
+from wildflower.messages.tensor_sets import TensorSet, digest
 from wildflower.messages.wire import from_records
 from wildflower.models.lenet import LeNet5
 from wildflower.strategies.heterofl import MaskedTraining
@@ -34,8 +41,8 @@ from wildflower.strategies.method import Answer, Training
 from wildflower.tasks.scoring import score
 
 HALF = LENET.width(0.5)
-PARCEL = weights_of(LENET, HALF)
-LAYOUT = PARCEL.layout
+TENSORS = weights_of(LENET, HALF)
+LAYOUT = TENSORS.layout
 
 
 def own_weights(device, **changes):
@@ -49,7 +56,7 @@ def test_a_nodes_sum_is_the_weighted_sum_of_its_devices():
     parts = [own_weights(device) for device in (0, 2)]
     reply, arrays = answers(batch(work_order(0), work_order(2)))
     [header] = reply.sums
-    assert (header.orders, header.parcel, header.class_weight) == ([0, 2], "weights", None)
+    assert (header.orders, header.tensor_set, header.class_weight) == ([0, 2], "weights", None)
     assert header.weight == sum(update.examples for _, update in parts) == 72
     total = split(int64_vector(arrays[header.payload], LAYOUT.numel, "sum").double() / SCALE, LAYOUT)
     for name, value in total.items():
@@ -67,29 +74,29 @@ def test_groups_are_summed_apart():
 
 
 class Halves(Training):
-    """Two parcels that are added up, by examples and uniformly, and a third one that is not."""
+    """Two tensor sets that are added up, by examples and uniformly, and a third one that is not."""
 
     def returned(self, family, architecture):
         tensors = family.tensors(architecture)
         return {
-            "blocks": Parcel.of({n: t for n, t in tensors.items() if n.startswith("block")}, Merge()),
-            "head": Parcel.of({n: t for n, t in tensors.items() if "fc1" in n}, Merge(weighting="uniform")),
-            "biases": Parcel.of({n: t for n, t in tensors.items() if n.endswith("bias")}),
+            "blocks": TensorSet.of({n: t for n, t in tensors.items() if n.startswith("block")}, Merge()),
+            "head": TensorSet.of({n: t for n, t in tensors.items() if "fc1" in n}, Merge(weighting="uniform")),
+            "biases": TensorSet.of({n: t for n, t in tensors.items() if n.endswith("bias")}),
         }
 
     def facts(self, family):
         return {"steps": 1}
 
-    def train(self, bench):
-        answer = super().train(bench)
-        weights = answer.parcels["weights"]
+    def train(self, context):
+        answer = super().train(context)
+        weights = answer.tensor_sets["weights"]
         return Answer(answer.model, dict.fromkeys(self.returned(LENET, HALF), weights), answer.loss, {"steps": [4.0]})
 
 
-def test_every_parcel_has_a_sum_of_its_own_or_travels_by_itself():
+def test_every_tensor_set_has_a_sum_of_its_own_or_travels_by_itself():
     parts = [own_weights(device) for device in (0, 2)]
     reply, arrays = answers(batch(work_order(0, local=Halves()), work_order(2, local=Halves())))
-    sums = {header.parcel: header for header in reply.sums}
+    sums = {header.tensor_set: header for header in reply.sums}
     assert sums.keys() == {"blocks", "head"}
     assert [u.payloads.keys() for u in reply.updates] == [{"biases"}] * 2
     assert [u.facts for u in reply.updates] == [{"steps": [4.0]}] * 2
@@ -106,16 +113,16 @@ def test_every_parcel_has_a_sum_of_its_own_or_travels_by_itself():
         assert all(torch.equal(weights[tensor], value) for tensor, value in biases.items())
 
 
-def test_a_device_whose_second_parcel_cannot_be_added_is_in_no_sum(monkeypatch):
-    """All parcels of a device go into sums, or none."""
+def test_a_device_whose_second_tensor_set_cannot_be_added_is_in_no_sum(monkeypatch):
+    """All tensor sets of a device go into sums, or none."""
     expected, sums = answers(batch(work_order(0, local=Halves())))
     good = Halves.train
 
-    def train(local, bench):
-        answer = good(local, bench)
-        if bench.order.device == 2:
-            bad = {n: v.clone().fill_(float("nan")) if "fc1" in n else v for n, v in answer.parcels["head"].items()}
-            answer.parcels["head"] = bad
+    def train(local, context):
+        answer = good(local, context)
+        if context.order.device == 2:
+            bad = {n: v.clone().fill_(float("nan")) if "fc1" in n else v for n, v in answer.tensor_sets["head"].items()}
+            answer.tensor_sets["head"] = bad
         return answer
 
     monkeypatch.setattr(Halves, "train", train)
@@ -189,10 +196,10 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
     expected, sums = answers(batch(work_order(0), work_order(3)))
     good = Training.train
 
-    def train(local, bench):
-        if bench.order.device == 1:
+    def train(local, context):
+        if context.order.device == 1:
             raise ZeroDivisionError("no luck")
-        return good(local, bench)
+        return good(local, context)
 
     monkeypatch.setattr(Training, "train", train)
     orders = [
@@ -204,7 +211,7 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
         work_order(2, payloads={"weights": 4}),
         work_order(77),
         work_order(2, payloads={"control": 0}),
-        work_order(2).model_copy(update={"local": LocalHalf(name="wildflower.strategies.fedprox:NoSuch")}),
+        work_order(2).model_copy(update={"client_step": StepReference(name="wildflower.strategies.fedprox:NoSuch")}),
         work_order(3),
     ]
     reply, arrays = answers(batch(*orders))
@@ -214,11 +221,11 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
     assert words[2] == "refused: training needs about 1000000 bytes, the budget is 5 bytes"
     assert "width of conv1 must be 1 to 6, not 99" in words[3]
     assert words[4].startswith(
-        "refused: device 2: server and device disagree about the parcels of wildflower.strategies.method:T"
+        "refused: device 2: server and device disagree about the tensor sets of wildflower.strategies.method:T"
     )
     assert words[5] == "refused: device 2: points to array 4, but the message carries 1"
     assert words[6] == "failed: IndexError: device 77 is not one of 0 to 3"
-    assert words[7] == "refused: device 2: parcels ['control'] came, not ['weights']"
+    assert words[7] == "refused: device 2: tensor sets ['control'] came, not ['weights']"
     assert words[8].startswith(
         "refused: this device cannot train as it is asked to: wildflower.strategies.fedprox has no NoSuch"
     )
@@ -229,10 +236,10 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
 def test_a_model_that_diverges_is_refused_and_left_out_of_the_sum(monkeypatch):
     good = Training.train
 
-    def train(local, bench):
-        answer = good(local, bench)
-        if bench.order.device == 1:
-            answer.parcels["weights"]["head.fc1.bias"].fill_(float("nan"))
+    def train(local, context):
+        answer = good(local, context)
+        if context.order.device == 1:
+            answer.tensor_sets["weights"]["head.fc1.bias"].fill_(float("nan"))
         return answer
 
     monkeypatch.setattr(Training, "train", train)
@@ -247,9 +254,9 @@ def test_a_model_that_diverges_is_refused_and_left_out_of_the_sum(monkeypatch):
 class KeepsAndGrows(Training):
     """Keeps its weights, and returns finite ones that are too large for a sum."""
 
-    def train(self, bench):
-        bench.keep("own", bench.received["weights"])
-        return Answer(None, {"weights": {name: value + 1e30 for name, value in bench.received["weights"].items()}})
+    def train(self, context):
+        context.keep("own", context.received["weights"])
+        return Answer(None, {"weights": {name: value + 1e30 for name, value in context.received["weights"].items()}})
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -267,19 +274,19 @@ class Mixed(Training):
     def returned(self, family, architecture):
         tensors = family.tensors(architecture)
         return {
-            "head": Parcel.of({n: t for n, t in tensors.items() if n.startswith("head")}, Merge()),
-            "blocks": Parcel.of({n: t for n, t in tensors.items() if n.startswith("block")}),
+            "head": TensorSet.of({n: t for n, t in tensors.items() if n.startswith("head")}, Merge()),
+            "blocks": TensorSet.of({n: t for n, t in tensors.items() if n.startswith("block")}),
         }
 
-    def train(self, bench):
-        answer = super().train(bench)
-        weights = answer.parcels["weights"]
-        if bench.order.device == 1:
+    def train(self, context):
+        answer = super().train(context)
+        weights = answer.tensor_sets["weights"]
+        if context.order.device == 1:
             weights["block1.conv.bias"].fill_(float("inf"))
         return Answer(answer.model, {"head": weights, "blocks": weights}, answer.loss)
 
 
-def test_a_device_with_a_parcel_that_the_server_would_refuse_is_in_no_sum():
+def test_a_device_with_a_tensor_set_that_the_server_would_refuse_is_in_no_sum():
     reply, arrays = answers(batch(work_order(0, local=Mixed()), work_order(1, local=Mixed())))
     outcome = "refused: device 1: tensor 'block1.conv.bias' of 'blocks' holds values that are not finite"
     assert [update.outcome for update in reply.updates] == ["trained", outcome]
@@ -309,7 +316,7 @@ def evaluation(device, data, local=Training(), **changes):
         "architecture": HALF.to_json(),
         "payloads": dict.fromkeys(sent, 0),
         "digest": digest(sent, returned),
-        "local": local.reference(),
+        "client_step": local.reference(),
         "data": data,
     }
     return EvaluationOrder(device=device, **values | changes)
@@ -340,7 +347,7 @@ def test_a_model_that_cannot_be_scored_is_told_and_the_others_are_scored(tmp_pat
     found = scores_of(orders, [payload()], state_dir=str(tmp_path))
     assert [s.error is None for s in found] == [False, False, False, True]
     assert "this device keeps no model of Architecture(" in found[0].error
-    assert "disagree about the parcels" in found[1].error
+    assert "disagree about the tensor sets" in found[1].error
     assert "points to array 3" in found[2].error
 
 
@@ -391,10 +398,10 @@ class Reads(Training):
     def facts(self, family):
         return {"read": 1}
 
-    def train(self, bench):
-        assert bench.earlier is not None
-        bias = bench.earlier.get_parameter("head.fc1.bias")
-        return Answer(parcels={"weights": bench.received["weights"]}, facts={"read": [float(len(bias))]})
+    def train(self, context):
+        assert context.earlier is not None
+        bias = context.earlier.get_parameter("head.fc1.bias")
+        return Answer(tensor_sets={"weights": context.received["weights"]}, facts={"read": [float(len(bias))]})
 
 
 def test_an_order_reads_the_model_that_it_names():

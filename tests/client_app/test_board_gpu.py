@@ -31,7 +31,7 @@ from wildflower.cli.probe_command import own_report
 from wildflower.client_app import board_gpu, context, work, worker
 from wildflower.client_app.board_gpu import Untraceable, trace
 from wildflower.client_app.board_link import about
-from wildflower.client_app.context import Chance, DeviceBench, Workplace
+from wildflower.client_app.context import Chance, DeviceContext, Workplace
 from wildflower.client_app.memory import SEGMENTS_BYTES, memory_limit
 from wildflower.messages.orders import LocalTraining, NodeReport, Reply, parse
 from wildflower.messages.packing import unpack
@@ -102,8 +102,8 @@ def examples(family, number=3, size=4):
     return list(zip(inputs, torch.randint(0, family.classes, (number, size), generator=generator), strict=True))
 
 
-class ByHand(DeviceBench):
-    """A device's bench with a few made-up batches and without class 1."""
+class ByHand(DeviceContext):
+    """A device's context with a few made-up batches and without class 1."""
 
     def __init__(self, family, architecture, training, board=None):
         self.family, self.architecture, self.training = family, architecture, training

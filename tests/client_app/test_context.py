@@ -10,21 +10,21 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import nn
 
-from tests.client_app.work_orders import CPU, LENET, bench_of, close, cut, digits, do, payload, work_order
+from tests.client_app.work_orders import CPU, LENET, close, context_of, cut, digits, do, payload, work_order
 from wildflower.client_app import context
 from wildflower.client_app.board_gpu import Untraceable
 from wildflower.client_app.context import LOST_ON_THE_WIRE, Chance, Refusal, micro_batches, regularizing
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.packing import MessageError, pack
-from wildflower.messages.parcels import Parcel, digest
+from wildflower.messages.tensor_sets import TensorSet, digest
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
 from wildflower.strategies.fedprox import ProximalTraining
 from wildflower.strategies.fjord import OrderedDropout
 from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.local import TrainingAlone
-from wildflower.strategies.method import Answer, ClassCounts, Local, Training
+from wildflower.strategies.method import Answer, ClassCounts, ClientStep, Training
 from wildflower.strategies.scaffold import ControlledTraining
 from wildflower.strategies.shared_losses import Regularizer
 from wildflower.strategies.statistics import TakeStatistics
@@ -32,7 +32,7 @@ from wildflower.strategies.statistics import TakeStatistics
 
 def weights(done):
     """The weights that a device returns."""
-    return done.answer.parcels["weights"]
+    return done.answer.tensor_sets["weights"]
 
 
 def no_build(monkeypatch):
@@ -84,7 +84,7 @@ def test_two_halves_of_a_device_share_nothing_and_stay_what_they_are():
     """36 examples, which differ: 18 in each half, the same in the next round, whose batches are shuffled otherwise."""
 
     def half(seed, share):
-        chosen = bench_of(work_order(2, seed=seed), LocalTraining(batch_size=5, epochs=2))
+        chosen = context_of(work_order(2, seed=seed), LocalTraining(batch_size=5, epochs=2))
         parts = [inputs for [(inputs, _, _)] in chosen.steps(share=share)]
         seen = [tuple(x.flatten().tolist()) for inputs in parts for x in inputs]
         assert chosen.steps_taken == 8
@@ -127,7 +127,7 @@ def test_micro_batches_train_as_whole_batches_do(most):
 
 def test_a_device_computes_with_no_more_examples_at_once_than_a_micro_batch():
     order, training = work_order(2), LocalTraining(batch_size=10, micro_batch_size=4, epochs=2)
-    made, seen = bench_of(order, training), []
+    made, seen = context_of(order, training), []
     model = made.build(made.received["weights"])
     made.fit(model, lambda inputs, labels: seen.append(len(labels)) or F.cross_entropy(model(inputs), labels))
     assert seen == 2 * [*(3 * [4, 3, 3]), 3, 3]
@@ -164,16 +164,16 @@ def test_what_a_boards_trainer_does_not_have_is_trained_on_the_cpu(key, training
 
 def test_a_loop_of_its_own_gets_every_batch_in_parts_and_what_share_of_it_each_is():
     """36 examples in batches of 10 in parts of at most 4: three of 4, 3 and 3, and one of 3 and 3."""
-    made = bench_of(work_order(2), LocalTraining(batch_size=10, micro_batch_size=4))
+    made = context_of(work_order(2), LocalTraining(batch_size=10, micro_batch_size=4))
     batches = [[(len(inputs), len(labels), share) for inputs, labels, share in batch] for batch in made.steps()]
     assert batches == 3 * [[(4, 4, 0.4), (3, 3, 0.3), (3, 3, 0.3)]] + [[(3, 3, 0.5), (3, 3, 0.5)]]
     assert made.steps_taken == 4
-    made = bench_of(work_order(2), LocalTraining(batch_size=10))
+    made = context_of(work_order(2), LocalTraining(batch_size=10))
     assert [[share for _, _, share in batch] for batch in made.steps()] == 4 * [[1.0]]
 
 
 def test_a_part_is_made_when_it_is_asked_for_and_is_augmented(monkeypatch):
-    made, asked = bench_of(work_order(2), LocalTraining(batch_size=10, micro_batch_size=4)), []
+    made, asked = context_of(work_order(2), LocalTraining(batch_size=10, micro_batch_size=4)), []
 
     def batch_of(task, picked, training, device, augment):
         asked.append((len(picked), augment))
@@ -190,13 +190,13 @@ def test_a_part_is_made_when_it_is_asked_for_and_is_augmented(monkeypatch):
 def test_the_betas_of_adam_are_those_of_the_order(optimizer):
     sent = LocalTraining(optimizer=optimizer, betas=(0.8, 0.7)).model_dump_json()
     received = LocalTraining.model_validate_json(sent)
-    assert bench_of(work_order(), received).optimizer(nn.Linear(1, 1)).defaults["betas"] == (0.8, 0.7)
+    assert context_of(work_order(), received).optimizer(nn.Linear(1, 1)).defaults["betas"] == (0.8, 0.7)
 
 
 def test_a_model_may_be_trained_at_a_multiple_of_the_rate():
     """The rate is 2.5 times the run's, also in the parts that have a multiple of their own."""
     training = LocalTraining(learning_rate=0.1, learning_rates={"fc": 3.0})
-    made = bench_of(work_order(), training).optimizer(
+    made = context_of(work_order(), training).optimizer(
         nn.Sequential(OrderedDict(fc=nn.Linear(1, 1), rest=nn.Linear(1, 1))), 2.5
     )
     assert sorted(group["lr"] for group in made.param_groups) == pytest.approx([0.25, 0.75])
@@ -206,8 +206,8 @@ def test_a_model_may_be_trained_at_a_multiple_of_the_rate():
 def test_a_fused_optimizer_is_one_and_takes_the_same_steps_but_for_rounding(optimizer):
     how = {"batch_size": 10, "optimizer": optimizer, "learning_rate": 0.001}
     fused, plain = (LocalTraining(**how, fused=fused) for fused in (True, False))
-    assert bench_of(work_order(), fused).optimizer(nn.Linear(1, 1)).param_groups[0]["fused"] is True
-    assert not bench_of(work_order(), plain).optimizer(nn.Linear(1, 1)).param_groups[0]["fused"]
+    assert context_of(work_order(), fused).optimizer(nn.Linear(1, 1)).param_groups[0]["fused"] is True
+    assert not context_of(work_order(), plain).optimizer(nn.Linear(1, 1)).param_groups[0]["fused"]
     found, expected = (weights(do(work_order(2), how)) for how in (fused, plain))
     # Four steps of about 0.001 each. Where a gradient is nearly 0, its rounding decides on the sign of a step.
     differences = torch.cat([(found[name] - value).abs().flatten() for name, value in expected.items()])
@@ -216,7 +216,7 @@ def test_a_fused_optimizer_is_one_and_takes_the_same_steps_but_for_rounding(opti
 
 def test_channels_last_training_is_the_same_but_for_rounding_and_sends_the_same_shapes():
     last = LocalTraining(batch_size=10, learning_rate=0.05, layout="channels-last")
-    made = bench_of(work_order(2), last)
+    made = context_of(work_order(2), last)
     for inputs in [*(x for x, _ in made.one_pass()), *(x for batch in made.steps() for x, _, _ in batch)]:
         channels, height, width = inputs.shape[1:]
         assert inputs.stride() == (channels * height * width, 1, width * channels, channels)
@@ -310,9 +310,9 @@ def test_statistics_are_the_mean_over_the_batches_of_one_pass(examples, batches,
     The most that a device passes is rounded up to whole batches, or micro-batches.
     """
     found = do(work_order(1, local=TakeStatistics(examples=examples)), training)
-    statistics = found.answer.parcels["statistics"]
-    parcel = TakeStatistics().returned(LENET, LENET.width(0.5))["statistics"]
-    assert [entry.name for entry in parcel.layout.entries] == [
+    statistics = found.answer.tensor_sets["statistics"]
+    tensor_set = TakeStatistics().returned(LENET, LENET.width(0.5))["statistics"]
+    assert [entry.name for entry in tensor_set.layout.entries] == [
         "block1.norm.running_mean",
         "block1.norm.running_var",
         "block2.norm.running_mean",
@@ -387,8 +387,8 @@ def test_training_that_outgrows_a_limit_is_stopped(budget, available, words, mon
 def test_memory_that_is_freed_before_the_step_ends_counts(monkeypatch):
     honest = Training.loss
 
-    def greedy(local, bench, model):
-        loss = honest(local, bench, model)
+    def greedy(local, context, model):
+        loss = honest(local, context, model)
 
         def of_batch(inputs, labels):
             torch.ones(2**24)  # 64 MiB, every page of them written, and given back at once
@@ -419,7 +419,7 @@ def test_running_out_of_memory_is_a_refusal(monkeypatch):
     def fit(*arguments, **more):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(context.DeviceBench, "fit", fit)
+    monkeypatch.setattr(context.DeviceContext, "fit", fit)
     with pytest.raises(Refusal, match=r"^out of memory: no more"):  # many devices in one process: nobody measures
         do(work_order())
     with pytest.raises(Refusal, match=r"^out of memory after \d+ bytes, .*: no more"):
@@ -443,15 +443,15 @@ def test_an_unknown_architecture_is_refused_before_anything_is_built(architectur
         do(work_order(architecture=architecture), arrays=[payload()])
 
 
-def test_server_and_device_must_agree_about_the_parcels(monkeypatch):
+def test_server_and_device_must_agree_about_the_tensor_sets(monkeypatch):
     no_build(monkeypatch)
-    with pytest.raises(MessageError, match=r"server and device disagree about the parcels of strategies\.method:T"):
+    with pytest.raises(MessageError, match=r"disagree about the tensor sets of wildflower\.strategies\.method:T"):
         do(work_order(digest="0" * 16), arrays=[payload()])
 
 
 @pytest.mark.parametrize("payloads", [{}, {"weights": 0, "control": 0}, {"control": 0}])
-def test_the_parcels_are_those_that_the_device_half_lists(payloads):
-    words = f"device 0: parcels {sorted(payloads)} came, not ['weights']"
+def test_the_tensor_sets_are_those_that_the_device_half_lists(payloads):
+    words = f"device 0: tensor sets {sorted(payloads)} came, not ['weights']"
     with pytest.raises(MessageError, match=re.escape(words)):
         do(work_order(payloads=payloads), arrays=[payload()])
 
@@ -467,7 +467,7 @@ def test_a_device_that_trains_alone_goes_on_with_its_own_model(tmp_path):
 
     def trained(round_number):
         done = do(order, state=state, round_number=round_number)
-        assert done.answer.parcels == {}
+        assert done.answer.tensor_sets == {}
         return done.answer.model.state_dict(), done.answer.loss
 
     first, second, again = trained(1), trained(2), trained(2)
@@ -522,43 +522,43 @@ def tensor(value):
 
 def test_what_is_kept_is_there_in_the_next_round_and_for_its_architecture(tmp_path):
     state = DeviceState(str(tmp_path), "a run", 0)
-    first = bench_of(work_order(), state=state)
+    first = context_of(work_order(), state=state)
     first.keep("one", tensor(1))
     first.keep("all", tensor(2), per_architecture=False)
     assert first.kept("one") is None  # the order is not done yet
     assert first.save()
     assert first.kept("one") is None  # a round that is done again begins where it began
-    next_round = bench_of(work_order(), state=state, round_number=2)
+    next_round = context_of(work_order(), state=state, round_number=2)
     assert next_round.kept("one")["x"].item() == 1
     assert next_round.kept("all", per_architecture=False)["x"].item() == 2
-    wider = bench_of(work_order(width=1.0), state=state, round_number=2)
+    wider = context_of(work_order(width=1.0), state=state, round_number=2)
     assert wider.kept("one") is None
     assert wider.kept("all", per_architecture=False)["x"].item() == 2
-    assert not bench_of(work_order(), state=state, round_number=2).save()
+    assert not context_of(work_order(), state=state, round_number=2).save()
 
 
 def test_an_evaluation_keeps_nothing_and_may_ask_for_what_is_recent(tmp_path):
     state = DeviceState(str(tmp_path), "a run", 0)
-    trained = bench_of(work_order(), state=state, round_number=3)
+    trained = context_of(work_order(), state=state, round_number=3)
     assert trained.keeps
     trained.keep("one", tensor(1))
     trained.save()
     for evaluated, found in ((3, 1), (4, None)):
-        scored = bench_of(work_order(), state=state, round_number=evaluated + 1, evaluated_round=evaluated)
+        scored = context_of(work_order(), state=state, round_number=evaluated + 1, evaluated_round=evaluated)
         assert not scored.keeps
         assert scored.kept("one")["x"].item() == 1
         recent = scored.kept("one", recent=True)
         assert (recent and recent["x"].item()) == found
         scored.keep("one", tensor(9))
         assert not scored.save()
-    training = bench_of(work_order(), state=state, round_number=9)
+    training = context_of(work_order(), state=state, round_number=9)
     assert training.kept("one", recent=True)["x"].item() == 1  # whose last training may be long ago
 
 
 class KeepsAndFails(Training):
     """Keeps something, and then cannot go on."""
 
-    def train(self, bench):
+    def train(self, context):
         context.keep("one", tensor(1))
         raise MemoryError("no more")
 
@@ -573,10 +573,10 @@ def test_nothing_is_kept_of_an_order_that_was_not_done(tmp_path):
 class KeepsTwo(Training):
     """Keeps two things, which are of one round."""
 
-    def train(self, bench):
+    def train(self, context):
         context.keep("one", tensor(1))
         context.keep("two", tensor(2))
-        return super().train(bench)
+        return super().train(context)
 
 
 def test_a_disk_that_fills_up_between_two_files_leaves_both_as_they_were(tmp_path, monkeypatch):
@@ -602,7 +602,7 @@ def test_what_a_device_keeps_stays_as_it_was_where_training_diverges(local, tmp_
     state = DeviceState(str(tmp_path), "a run", 0)
     order = work_order(local=local)
     start = cut(LENET, LENET.width(0.5))
-    layouts = [parcel.layout for parcel in local.sent(LENET, LENET.width(0.5)).values()]
+    layouts = [tensor_set.layout for tensor_set in local.sent(LENET, LENET.width(0.5)).values()]
     arrays = [pack({entry.name: start[entry.name] for entry in layout.entries}, layout) for layout in layouts]
     do(order, arrays=arrays, state=state)
     before = {path.name: path.read_bytes() for path in state.folder.iterdir()}
@@ -633,25 +633,25 @@ def test_a_device_says_that_it_keeps_something_and_that_it_has_lost_it(tmp_path,
     assert all(torch.equal(gone.answer.model.state_dict()[n], v) for n, v in first.answer.model.state_dict().items())
 
 
-# What a device half is given, and what it must return
+# What a client step is given, and what it must return
 
 
 def test_an_earlier_model_is_constant():
     earlier = LENET.build(LENET.full()).train()
-    bench_of(work_order(), earlier=earlier)
+    context_of(work_order(), earlier=earlier)
     assert not earlier.training
     assert not any(parameter.requires_grad for parameter in earlier.parameters())
 
 
 def test_steps_are_counted_and_a_pass_for_statistics_is_none():
-    trained, passed = bench_of(work_order()), bench_of(work_order(local=TakeStatistics()))
+    trained, passed = context_of(work_order()), context_of(work_order(local=TakeStatistics()))
     context.do_order(trained)
     context.do_order(passed)
     assert (trained.steps_taken, passed.steps_taken) == (4, 0)
 
 
 def test_what_was_sent_is_there_again_after_training():
-    found = bench_of(work_order())
+    found = context_of(work_order())
     context.do_order(found)
     start = cut(LENET, LENET.width(0.5))
     assert not torch.equal(found.received["weights"]["head.fc1.bias"], start["head.fc1.bias"])
@@ -660,7 +660,7 @@ def test_what_was_sent_is_there_again_after_training():
 
 
 def test_chance_follows_from_the_order_and_is_none_of_a_traced_loss(monkeypatch):
-    drawn = [chance.random() for chance in (bench_of(work_order()).chance, random.Random(7))]
+    drawn = [chance.random() for chance in (context_of(work_order()).chance, random.Random(7))]
     assert drawn[0] == drawn[1]
     chance = Chance(7)
     monkeypatch.setattr(Chance, "traced", True)
@@ -680,24 +680,24 @@ def test_who_only_counts_its_classes_needs_no_memory():
     done = do(work_order(2, local=ClassCounts(), memory_bytes=1), available_bytes=1)
     labels = digits().train.labels[digits().shard(2).train]
     assert done.answer.facts == {"class_counts": labels.bincount(minlength=10).tolist()}
-    assert (done.answer.parcels, done.answer.model, done.answer.loss) == ({}, None, None)
+    assert (done.answer.tensor_sets, done.answer.model, done.answer.loss) == ({}, None, None)
 
 
 def test_a_device_without_examples_says_so(monkeypatch):
-    monkeypatch.setattr(context.DeviceBench, "examples", 0)
+    monkeypatch.setattr(context.DeviceContext, "examples", 0)
     with pytest.raises(Refusal, match="the device holds no training examples"):
         do(work_order())
 
 
-class Wrong(Local):
+class Wrong(ClientStep):
     """Does not return what it lists."""
 
-    what: Literal["parcels", "nothing", "tensor", "shape", "type", "facts", "length", "nan"]
+    what: Literal["tensor_sets", "nothing", "tensor", "shape", "type", "facts", "length", "nan"]
 
     def facts(self, family):
         return {"length": {"steps": 2}, "nan": {"steps": 1}}.get(self.what, {})
 
-    def train(self, bench):
+    def train(self, context):
         weights = dict(context.received["weights"])
         if self.what == "tensor":
             del weights["head.classifier.bias"]
@@ -705,24 +705,24 @@ class Wrong(Local):
             weights["head.classifier.bias"] = torch.zeros(9)
         if self.what == "type":
             weights["head.classifier.bias"] = weights["head.classifier.bias"].double()
-        parcels = {"parcels": {"weights": weights, "control": weights}, "nothing": {}}.get(self.what)
+        tensor_sets = {"tensor_sets": {"weights": weights, "control": weights}, "nothing": {}}.get(self.what)
         facts = {"facts": {"steps": [1.0]}, "length": {"steps": [1.0]}, "nan": {"steps": [math.nan]}}.get(self.what, {})
-        return Answer(None, {"weights": weights} if parcels is None else parcels, facts=facts)
+        return Answer(None, {"weights": weights} if tensor_sets is None else tensor_sets, facts=facts)
 
 
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("parcels", "returns parcels ['control', 'weights'], but lists ['weights']"),
-        ("nothing", "returns parcels [], but lists ['weights']"),
-        ("tensor", "returns another parcel 'weights' than it lists: missing tensor 'head.classifier.bias'"),
+        ("tensor_sets", "returns tensor sets ['control', 'weights'], but lists ['weights']"),
+        ("nothing", "returns tensor sets [], but lists ['weights']"),
+        ("tensor", "returns another tensor set 'weights' than it lists: missing tensor 'head.classifier.bias'"),
         (
             "shape",
-            "returns another parcel 'weights' than it lists: tensor 'head.classifier.bias' has shape [9] instead",
+            "returns another tensor set 'weights' than it lists: tensor 'head.classifier.bias' has shape [9] instead",
         ),
         (
             "type",
-            "returns another parcel 'weights' than it lists: tensor 'head.classifier.bias' has dtype torch.float64",
+            "returns another tensor set 'weights' than it lists: tensor 'head.classifier.bias' has dtype torch.float64",
         ),
         ("facts", "returns facts {'steps': 1}, but lists {}"),
         ("length", "returns facts {'steps': 1}, but lists {'steps': 2}"),
@@ -730,11 +730,11 @@ class Wrong(Local):
     ],
 )
 def test_a_device_half_that_does_not_return_what_it_lists_is_refused_by_name(what, words):
-    with pytest.raises(MessageError, match=re.escape(f"tests.client_app.test_bench:Wrong {words}")):
+    with pytest.raises(MessageError, match=re.escape(f"tests.client_app.test_context:Wrong {words}")):
         do(work_order(local=Wrong(what=what)))
 
 
-class ConvolutionsAlone(Local):
+class ConvolutionsAlone(ClientStep):
     """Is sent, and returns, the convolutions alone."""
 
     def sent(self, family, architecture):
@@ -743,21 +743,21 @@ class ConvolutionsAlone(Local):
     def returned(self, family, architecture):
         return {"convolutions": _convolutions(family, architecture)}
 
-    def train(self, bench):
+    def train(self, context):
         return Answer(None, {"convolutions": {n: 2 * v for n, v in context.received["convolutions"].items()}})
 
 
 def _convolutions(family, architecture):
-    return Parcel.of({n: spec for n, spec in family.tensors(architecture).items() if ".conv." in n})
+    return TensorSet.of({n: spec for n, spec in family.tensors(architecture).items() if ".conv." in n})
 
 
 def test_a_device_half_says_itself_what_travels():
     order = work_order(local=ConvolutionsAlone())
-    parcel = _convolutions(LENET, LENET.width(0.5))
-    assert order.digest == digest({"convolutions": parcel}, {"convolutions": parcel})
+    tensor_set = _convolutions(LENET, LENET.width(0.5))
+    assert order.digest == digest({"convolutions": tensor_set}, {"convolutions": tensor_set})
     start = cut(LENET, LENET.width(0.5))
-    sent = pack({entry.name: start[entry.name] for entry in parcel.layout.entries}, parcel.layout)
-    found = do(order, arrays=[sent]).answer.parcels["convolutions"]
+    sent = pack({entry.name: start[entry.name] for entry in tensor_set.layout.entries}, tensor_set.layout)
+    found = do(order, arrays=[sent]).answer.tensor_sets["convolutions"]
     assert found.keys() == {f"block{n}.conv.{what}" for n in (1, 2) for what in ("weight", "bias")}
     assert all(torch.equal(value, 2 * start[name]) for name, value in found.items())
 

@@ -1,4 +1,4 @@
-"""Scoring: under the memory of the order, as training is, and of what the device half says."""
+"""Scoring: under the memory of the order, as training is, and of what the client step says."""
 
 import gc
 import resource
@@ -15,7 +15,7 @@ from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.memory import LIBRARY_BYTES
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining
-from wildflower.messages.parcels import digest
+from wildflower.messages.tensor_sets import digest
 from wildflower.models.cnn import Cnn3
 from wildflower.models.layers import MeanOfExits
 from wildflower.strategies.depthfl import MutualLearningOfExits
@@ -46,7 +46,7 @@ def scored(
         architecture=architecture.to_json(),
         payloads={name: index for index, name in enumerate(sent)},
         digest=digest(sent, returned),
-        local=local.reference(),
+        client_step=local.reference(),
         memory_bytes=memory_bytes,
         **{"data": "test set"} | of_order,
     )
@@ -110,8 +110,8 @@ class DrawnThere(Training):
     def sent(self, family, architecture):
         return {}
 
-    def model(self, bench):
-        return bench.build()
+    def model(self, context):
+        return context.build()
 
 
 @pytest.mark.parametrize("data", ["test set", "shard"])
@@ -187,16 +187,18 @@ def test_the_model_that_a_device_keeps_is_scored_without_training_or_after_it(tm
 
 
 def test_work_that_trains_no_model_cannot_be_scored():
-    with pytest.raises(MessageError, match=r"device 0: strategies\.method:ClassCounts trained no model that could be"):
+    with pytest.raises(
+        MessageError, match=r"wildflower\.strategies\.method:ClassCounts trained no model that could be"
+    ):
         scored(LocalTraining(batch_size=10), local=ClassCounts(), memory_bytes=10**9)
 
 
 class Looks(Training):
     """The model as it is scored, after a look at the device's examples."""
 
-    def model(self, bench):
-        model = super().model(bench)
-        for _ in bench.one_pass(model):
+    def model(self, context):
+        model = super().model(context)
+        for _ in context.one_pass(model):
             pass
         return model
 

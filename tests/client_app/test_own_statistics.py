@@ -1,4 +1,4 @@
-"""RecipFL's device half: batch norm statistics stay on their device, and a device says which classes it holds."""
+"""RecipFL's client step: batch norm statistics stay on their device, and a device says which classes it holds."""
 
 import pytest
 import torch

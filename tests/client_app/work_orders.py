@@ -1,4 +1,4 @@
-"""Batches of work orders for tests, as a server would send them, and the bench on which a device does one."""
+"""Batches of work orders for tests, as a server would send them, and the context in which a device does one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from wildflower.client_app.app import app
-from wildflower.client_app.context import DeviceBench, Done, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Done, Workplace, do_order
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.encoding import Wire
 from wildflower.messages.orders import Batch, LocalTraining, NodeReport, Reply, WorkOrder
 from wildflower.messages.packing import pack
-from wildflower.messages.parcels import Parcel, digest
+from wildflower.messages.tensor_sets import TensorSet, digest
 from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
 from wildflower.models.lenet import LeNet5
-from wildflower.strategies.method import Local, Training, local_half
+from wildflower.strategies.method import ClientStep, Training, client_step_of
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.task import Task, TaskSpec, load_task
 
@@ -37,8 +37,8 @@ SPEC = TaskSpec(
 class Apart(Training):
     """Plain training, whose weights the server wants of each device by themselves."""
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
-        return {"weights": Parcel.of(family.tensors(architecture))}
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        return {"weights": TensorSet.of(family.tensors(architecture))}
 
 
 def digits() -> Task:
@@ -54,7 +54,7 @@ def work_order(
     device: int = 0,
     family: Family = LENET,
     width: float = 0.5,
-    local: Local = Training(),
+    local: ClientStep = Training(),
     *,
     of: Architecture | None = None,
     **changes: Any,
@@ -70,7 +70,7 @@ def work_order(
         "payloads": {name: index for index, name in enumerate(sent)},
         "group": 0,
         "digest": digest(sent, returned),
-        "local": local.reference(),
+        "client_step": local.reference(),
         "seed": 7 + device,
         "memory_bytes": 0,
         "predicted_memory_bytes": 10**6,
@@ -102,12 +102,12 @@ def packed(family: Family, architecture: Architecture) -> bytes:
     return pack(cut(family, architecture), weights_of(family, architecture).layout)
 
 
-def weights_of(family: Family, architecture: Architecture) -> Parcel:
-    """The parcel of all tensors of an architecture."""
-    return Parcel.of(family.tensors(architecture))
+def weights_of(family: Family, architecture: Architecture) -> TensorSet:
+    """The tensor set of all tensors of an architecture."""
+    return TensorSet.of(family.tensors(architecture))
 
 
-def bench_of(
+def context_of(
     order: WorkOrder,
     how: LocalTraining = LocalTraining(batch_size=10, learning_rate=0.05),
     *,
@@ -120,13 +120,13 @@ def bench_of(
     evaluated_round: int | None = None,
     earlier: Network | None = None,
     wire: Wire = "float32",
-) -> DeviceBench:
-    """The bench of an order. Without `arrays` the message brings the first weights of the order's architecture."""
-    local = local_half(order.local)
+) -> DeviceContext:
+    """The context of an order. Without `arrays` the message brings the first weights of the order's architecture."""
+    local = client_step_of(order.client_step)
     if arrays is None:
         architecture = Architecture.from_json(order.architecture)
         arrays = [packed(family, architecture)] if order.payloads else []
-    return DeviceBench(
+    return DeviceContext(
         order,
         local,
         round_number,
@@ -143,8 +143,8 @@ def bench_of(
 
 
 def do(order: WorkOrder, *arguments: Any, **options: Any) -> Done:
-    """Do a work order; the arguments are those of `bench_of`."""
-    return do_order(bench_of(order, *arguments, **options))
+    """Do a work order; the arguments are those of `context_of`."""
+    return do_order(context_of(order, *arguments, **options))
 
 
 def message(content: object, arrays: list[bytes], kind: str = "train") -> Message:

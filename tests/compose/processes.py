@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from tests.deployment import Deployment, kill
-from tests.runs.test_bundle import OWN, run_what_is_ones_own
-from tests.runs.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
+from tests.launch.test_bundle import OWN, run_what_is_ones_own
+from tests.launch.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
 from tests.small_run import connected_grid, same_bits
 from wildflower.cli.nodes import node_rows
-from wildflower.runs.experiment_file import write_toml
-from wildflower.runs.superlink import connected
+from wildflower.launch.experiment_file import write_toml
+from wildflower.launch.superlink import connected
 from wildflower.server_app import checkpoint
 from wildflower.server_app.app import run
 from wildflower.server_app.config import RunConfig

@@ -193,12 +193,12 @@ def family_of(run: Run) -> dict[str, psutil.Process]:
     assert run.process is not None
     command = psutil.Process(run.process.pid)
     [server] = command.children()
-    [nursery] = server.children()
-    [worker] = nursery.children()
-    return {"command": command, "server": server, "nursery": nursery, "worker": worker}
+    [fork_server] = server.children()
+    [worker] = fork_server.children()
+    return {"command": command, "server": server, "fork server": fork_server, "worker": worker}
 
 
-@pytest.mark.parametrize("who", ["command", "server", "nursery"])
+@pytest.mark.parametrize("who", ["command", "server", "fork server"])
 def test_a_process_of_a_simulation_is_killed(who, simulation, note):
     simulation.start().wait_for_round(2)
     family = family_of(simulation)

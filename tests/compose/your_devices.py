@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.deployment import Deployment
 from tests.small_run import same_bits, simulated_grid
-from wildflower.runs.experiment_file import resolve
+from wildflower.launch.experiment_file import resolve
 from wildflower.server_app.app import run
 from wildflower.server_app.checkpoint import load
 from wildflower.server_app.run_folder import read_devices, read_rounds
@@ -65,8 +65,8 @@ def test_three_boards_with_photos_and_one_with_others(tmp_path, monkeypatch):
     assert next(iter(refused)).startswith("refused: its data do not fit: its examples are 1x20x30 bytes")
     rounds = read_rounds(tmp_path / "photos")
     assert [(r.devices_replied, r.devices_refused, r.scored_devices) for r in rounds] == [(3, 1, 3)] * 2
-    # The rehearsal has the same bits.
-    overrides = [f"output-dir={tmp_path}", "rounds=2", "run-name=rehearsal", "fleet=boards.toml", "data-dir=photos"]
-    rehearsed = run(simulated_grid(), resolve(tmp_path / "photos.toml", overrides).config)
-    assert [r.score for r in read_rounds(rehearsed)] == [r.score for r in rounds]
-    assert same_bits(load(rehearsed).state.tensors, load(tmp_path / "photos").state.tensors)
+    # The dry run has the same bits.
+    overrides = [f"output-dir={tmp_path}", "rounds=2", "run-name=dry run", "fleet=boards.toml", "data-dir=photos"]
+    simulated = run(simulated_grid(), resolve(tmp_path / "photos.toml", overrides).config)
+    assert [r.score for r in read_rounds(simulated)] == [r.score for r in rounds]
+    assert same_bits(load(simulated).state.tensors, load(tmp_path / "photos").state.tensors)

@@ -74,6 +74,20 @@ def test_issue_forms_are_whole(name):
 
 
 def test_every_package_of_the_wheel_says_that_it_has_types():
-    packages = PROJECT["tool"]["importlinter"]["root_packages"]
-    assert all((ROOT / package / "py.typed").is_file() for package in packages)
-    assert PROJECT["tool"]["setuptools"]["package-data"]["*"] == ["py.typed"]
+    assert PROJECT["tool"]["importlinter"]["root_packages"] == ["wildflower"]
+    assert (ROOT / "wildflower" / "py.typed").is_file()
+    assert PROJECT["tool"]["setuptools"]["package-data"]["wildflower"] == ["py.typed"]
+
+
+def test_the_wheel_has_every_package_and_no_other():
+    setuptools = PROJECT["tool"]["setuptools"]
+    outside = {folder: name for name, folder in setuptools["package-dir"].items()}
+    links = {path.name: path for path in (ROOT / "wildflower").iterdir() if path.is_symlink()}
+    assert {name: path.resolve() for name, path in links.items()} == {folder: ROOT / folder for folder in outside}
+    found = {"wildflower"}
+    for top in ("wildflower", *outside):
+        for init in (ROOT / top).rglob("*/__init__.py"):
+            if not init.is_relative_to(ROOT / "wildflower") or not links.keys() & set(init.relative_to(ROOT).parts):
+                found.add(".".join(init.parent.relative_to(ROOT).parts))
+    named = {outside.get(name.split(".")[0], name.split(".")[0]) + name[len(name.split(".")[0]) :] for name in found}
+    assert sorted(setuptools["packages"]) == sorted(named | set(outside.values()))

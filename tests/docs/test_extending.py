@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.programs import run_python
-from wildflower.plugins.beside import ROOMS
+from wildflower.plugins import beside
 
 ROOT = Path(__file__).parents[2]
+ROOMS = (*beside.OUTSIDE, "wildflower")
 PAGE = (ROOT / "docs/extending.md").read_text()
 OUTSIDE, INSIDE = PAGE.partition("## Into the project")[::2]
 # A block is of the last file that the paragraph before it names, or of the same file as the block before.
@@ -64,7 +65,7 @@ def outside(tmp_path_factory):
     """A copy of the code, with what the page writes beside an experiment."""
     copy = tmp_path_factory.mktemp("outside")
     for room in (*ROOMS, "docs", "tests"):
-        shutil.copytree(ROOT / room, copy / room)  # with what is compiled, as files keep their times
+        shutil.copytree(ROOT / room, copy / room, symlinks=True)  # with what is compiled, as files keep their times
     for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / file, copy)
     follow(OUTSIDE, copy)
@@ -75,7 +76,7 @@ def outside(tmp_path_factory):
 def inside(outside, tmp_path_factory):
     """Another copy, in which all of it has become the project's own."""
     copy = tmp_path_factory.mktemp("inside") / "copy"
-    shutil.copytree(outside, copy, ignore=shutil.ignore_patterns("runs"))
+    shutil.copytree(outside, copy, symlinks=True, ignore=shutil.ignore_patterns("runs"))
     follow(INSIDE, copy)
     return copy
 
@@ -87,7 +88,7 @@ import wildflower.strategies
 from wildflower.server_app.app import run
 from wildflower.server_app.run_folder import read_rounds
 from tests.small_run import simulated_grid
-from wildflower.runs.experiment_file import beside, resolve
+from wildflower.launch.experiment_file import beside, resolve
 assert Path(wildflower.strategies.__file__).is_relative_to(Path.cwd()), wildflower.strategies.__file__
 experiment, *more = sys.argv[1:]
 small = ["rounds=3", "devices-per-round=5", "local-steps=20", "below-smallest=smallest"]

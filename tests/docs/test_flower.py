@@ -12,8 +12,7 @@ from wildflower.client_app import ending
 from wildflower.rounds.exchange import _ERRORS
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("client_app", "devices", "messages", "models", "plugins", "rounds", "server_app", "strategies", "tasks")
-APP = (*ROOMS, "wildflower")
+APP = ("client_app", "models", "server_app", "strategies", "wildflower")
 SOURCE = [file.read_text(encoding="utf-8") for file in Path(flwr.__file__).parent.rglob("*.py")]
 DESIGN = (ROOT / "docs/design.md").read_text().partition("## Going to a newer Flower")[2].partition("\n## ")[0]
 

@@ -19,7 +19,7 @@ TEXTS = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     + [*DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
 )
-ROOMS = "client_app|devices|messages|models|plugins|rounds|server_app|strategies|tasks|wildflower"
+ROOMS = "client_app|models|server_app|strategies|wildflower"
 
 
 def page_of(name):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/python.md").read_text()
 STAND_IN = f"""import sys
 sys.path.insert(0, {str(ROOT)!r})
-from tests.runs.fake_child import in_place_of_processes
+from tests.launch.fake_child import in_place_of_processes
 runs = in_place_of_processes()
 """
 INTERRUPTED = """runs.waits = True

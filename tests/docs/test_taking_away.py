@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.programs import run_python
 from tests.small_run import simulated_grid
 from wildflower.cli.command import app
-from wildflower.runs.experiment_file import place, resolve
+from wildflower.launch.experiment_file import place, resolve
 from wildflower.server_app.app import run
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from tests.grid import InProcessGrid
 from tests.small_run import simulated_grid
 from wildflower.cli.command import app
 from wildflower.client_app.app import app as client
-from wildflower.runs.experiment_file import place, resolve
+from wildflower.launch.experiment_file import place, resolve
 from wildflower.server_app.app import run
 from wildflower.server_app.run_folder import read_rounds
 from wildflower.tasks.task import TASKS, TaskSpec, describe
@@ -60,8 +60,8 @@ def test_from_photos_to_a_model(here, caplog):
 
     planned = CliRunner().invoke(app, others[0][1:])
     assert planned.exit_code == 0, planned.output
-    rehearsed = run(simulated_grid(), resolved(runs[0]))
-    assert read_rounds(rehearsed)[-1].devices_replied == 3
+    simulated = run(simulated_grid(), resolved(runs[0]))
+    assert read_rounds(simulated)[-1].devices_replied == 3
     caplog.clear()
     run_dir = run(InProcessGrid(client, 3, lambda node: nodes[node - 1]), resolved(runs[1]))
     last = read_rounds(run_dir)[-1]

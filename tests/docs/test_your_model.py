@@ -22,7 +22,7 @@ from pathlib import Path
 from wildflower.server_app.app import run
 from wildflower.server_app.run_folder import read_rounds
 from tests.small_run import simulated_grid
-from wildflower.runs.experiment_file import beside, place, resolve
+from wildflower.launch.experiment_file import beside, place, resolve
 from datetime import datetime
 small = ["devices-per-round=4", "local-steps=4", "below-smallest=smallest"]
 for number, (experiment, *settings) in enumerate(json.loads(sys.argv[1])):

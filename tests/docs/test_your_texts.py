@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.small_run import simulated_grid
 from tests.tasks.text_files import VOCABULARY, make_tokenizer
 from wildflower.cli.command import app
-from wildflower.runs.experiment_file import place, resolve
+from wildflower.launch.experiment_file import place, resolve
 from wildflower.server_app.app import run
 from wildflower.server_app.run_folder import read_config, read_rounds
 

@@ -19,7 +19,7 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**64), 10**30, 0.5, -0.0, 1e308, float("nan")),
     *(float("inf"), "", "0", "trained", "failed: x", "refused: \x1b[2J\n", "\x00", "\u202e", "\ud800", "x" * 5000),
     *([], {}, [[]], [{}], [0] * 3000, [-1] * 3000, [[2**62] * 2] * 200, {"a": {"a": {"a": 1}}}, ["x" * 3000]),
-    *({f"k{i}": i for i in range(500)}, "os:system", "wildflower.strategies.method:Local", "../../etc/passwd"),
+    *({f"k{i}": i for i in range(500)}, "os:system", "wildflower.strategies.method:ClientStep", "../../etc/passwd"),
 )
 TWICE = None  # what was there
 PIECES = (

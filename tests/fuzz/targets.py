@@ -65,7 +65,7 @@ from wildflower.server_app.checkpoint import Checkpoint, CheckpointError
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import JournalError, read_config, read_devices, read_rounds, read_summary
 from wildflower.strategies.heterofl import MaskedTraining
-from wildflower.strategies.method import LEADING, Order, State, local_half
+from wildflower.strategies.method import LEADING, Order, State, client_step_of
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.device_data import Agreed, Declared, Summary, agree
 
@@ -113,10 +113,10 @@ def replies(name: str, count: int, wire: Wire) -> Target:
         norm_bound=BOUND,
         wire=wire,
     )
-    parcel = work.groups[0].returned["weights"]
+    tensor_set = work.groups[0].returned["weights"]
     # Weights, or where the wire rounds how they have changed.
     returned = {n: value + 0.001 if wire == "float32" else torch.full_like(value, 0.001) for n, value in sent.items()}
-    array = encode(returned, parcel.layout, wire)
+    array = encode(returned, tensor_set.layout, wire)
     update = Update(
         order=0,
         device=3,
@@ -128,7 +128,7 @@ def replies(name: str, count: int, wire: Wire) -> Target:
         report=REPORT.to_json(),
     )
     honest = json.loads(Reply(run="a run", round=2, updates=[update]).model_dump_json())
-    start = torch.cat([sent[entry.name].flatten() for entry in parcel.layout.entries])
+    start = torch.cat([sent[entry.name].flatten() for entry in tensor_set.layout.entries])
 
     @st.composite
     def inputs(draw: st.DrawFn) -> RecordDict:
@@ -180,7 +180,7 @@ def orders() -> Target:
                 family.validate(Architecture.from_json(order.architecture))
             except ValueError as error:  # of the order alone
                 raise MessageError(str(error)) from None
-            local_half(order.local)
+            client_step_of(order.client_step)
         return found
 
     def harmless(found: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Parcels as int8 and float16: how many bytes, how far off, and what becomes of other bytes."""
+"""TensorSets as int8 and float16: how many bytes, how far off, and what becomes of other bytes."""
 
 import math
 import random

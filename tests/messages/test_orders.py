@@ -10,11 +10,11 @@ from wildflower.messages.orders import (
     EvaluationBatch,
     EvaluationOrder,
     EvaluationReply,
-    LocalHalf,
     LocalTraining,
     NodeReport,
     Reply,
     Score,
+    StepReference,
     SumHeader,
     Update,
     WorkOrder,
@@ -30,7 +30,7 @@ ORDER = WorkOrder(
     payloads={"weights": 0, "control": 1},
     group=1,
     digest="0123456789abcdef",
-    local=LocalHalf(
+    client_step=StepReference(
         name="wildflower.strategies.fedprox:ProximalTraining", settings={"mu": 0.5, "weighting": "examples"}
     ),
     seed=2**62,
@@ -66,7 +66,7 @@ REPLY = Reply(
             state_lost=True,
         )
     ],
-    sums=[SumHeader(group=1, parcel="weights", orders=[1], weight=240, class_weight=[240, 0], payload=0)],
+    sums=[SumHeader(group=1, tensor_set="weights", orders=[1], weight=240, class_weight=[240, 0], payload=0)],
 )
 EVALUATION = EvaluationBatch(
     run="a run",
@@ -82,7 +82,7 @@ EVALUATION = EvaluationBatch(
             payloads={},
             digest="0123456789abcdef",
             data="shard",
-            local=LocalHalf(name="wildflower.strategies.local:TrainingAlone"),
+            client_step=StepReference(name="wildflower.strategies.local:TrainingAlone"),
         )
     ],
 )
@@ -124,7 +124,7 @@ def changed(model, path: str, value) -> str:
     [
         (BATCH, "priority", 1),
         (BATCH, "orders.0.width", 0.5),
-        (BATCH, "orders.0.local.margin", 2.0),
+        (BATCH, "orders.0.client_step.margin", 2.0),
         (BATCH, "merge", {"weighting": "examples"}),
         (EVALUATION, "orders.0.payload", 0),
         (BATCH, "training.schedule", "cosine"),
@@ -162,14 +162,14 @@ def test_an_unknown_field_is_named(model, path, value):
         (BATCH, "orders.0.after", -1),
         (BATCH, "orders.0.kept", 1),
         (BATCH, "orders.0.architecture", [3, 8]),
-        (BATCH, "orders.0.local.name", 3),
-        (BATCH, "orders.0.local.name", "wildflower.strategies.fedprox:" + 300 * "P"),
-        (BATCH, "orders.0.local.settings", [0.5]),
+        (BATCH, "orders.0.client_step.name", 3),
+        (BATCH, "orders.0.client_step.name", "wildflower.strategies.fedprox:" + 300 * "P"),
+        (BATCH, "orders.0.client_step.settings", [0.5]),
         (BATCH, "training.batch_size", 0),
         (BATCH, "training.optimizer", "lion"),
         (BATCH, "training.momentum", 1.0),
         (EVALUATION, "orders.0.data", "train"),
-        (EVALUATION, "orders.0.local", "wildflower.strategies.local:TrainingAlone"),
+        (EVALUATION, "orders.0.client_step", "wildflower.strategies.local:TrainingAlone"),
         (REPLY, "updates", None),
         (REPLY, "updates.0.device", None),
         (REPLY, "updates.0.examples", 1.5),
@@ -194,8 +194,8 @@ def test_an_unknown_field_is_named(model, path, value):
         (REPLY, "updates.0.loss", "low"),
         (REPLY, "sums.0.devices", []),
         (REPLY, "sums.0.orders", []),
-        (REPLY, "sums.0.parcel", 0),
-        (REPLY, "sums.0.parcel", 101 * "w"),
+        (REPLY, "sums.0.tensor_set", 0),
+        (REPLY, "sums.0.tensor_set", 101 * "w"),
         (REPLY, "sums.0.weight", 0),
         (REPLY, "sums.0.class_weight.0", -1),
     ],
@@ -210,11 +210,11 @@ def test_a_wrong_value_is_refused_with_its_field(model, path, value):
     ("model", "path"),
     [
         (BATCH, "run"),
-        (BATCH, "orders.0.local"),
-        (BATCH, "orders.0.local.name"),
+        (BATCH, "orders.0.client_step"),
+        (BATCH, "orders.0.client_step.name"),
         (BATCH, "orders.0.payloads"),
         (EVALUATION, "orders.0.digest"),
-        (EVALUATION, "orders.0.local"),
+        (EVALUATION, "orders.0.client_step"),
         (BATCH, "training"),
         (BATCH, "orders.0.digest"),
         (BATCH, "orders.0.memory_bytes"),
@@ -222,7 +222,7 @@ def test_a_wrong_value_is_refused_with_its_field(model, path, value):
         (REPLY, "updates"),
         (REPLY, "updates.0.outcome"),
         (REPLY, "sums.0.payload"),
-        (REPLY, "sums.0.parcel"),
+        (REPLY, "sums.0.tensor_set"),
     ],
 )
 def test_a_missing_field_is_named(model, path):

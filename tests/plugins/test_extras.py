@@ -16,11 +16,11 @@ from rich.console import Console
 
 from tests.small_run import small_config, started
 from wildflower.cli import command, export
+from wildflower.launch import python
+from wildflower.launch.experiment import run_experiment
 from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
 from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_text
-from wildflower.runs import python
-from wildflower.runs.experiment import run_experiment
 from wildflower.server_app import app, pages
 from wildflower.server_app.compare import Group, _gap
 from wildflower.server_app.journal import Journal
@@ -36,7 +36,7 @@ from wildflower.tasks.tokens import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ROOMS = PROJECT["tool"]["importlinter"]["root_packages"]
+FOLDERS = ("client_app", "models", "server_app", "strategies", "wildflower")
 DEPENDENCIES = {Requirement(text).name for text in PROJECT["project"]["dependencies"]}
 OPTIONAL = {
     extra: {Requirement(text).name for text in texts}
@@ -56,7 +56,7 @@ LOOKED_BEFORE = {
     ("wildflower/tasks/hub.py", "datasets"),
     ("wildflower/tasks/hub.py", "huggingface_hub"),
     ("wildflower/tasks/hub.py", "pyarrow"),
-    ("wildflower/runs/experiment.py", "IPython"),  # only in a notebook, where it is
+    ("wildflower/launch/experiment.py", "IPython"),  # only in a notebook, where it is
 }
 
 
@@ -183,9 +183,9 @@ def test_the_page_lists_all_extras():
 
 def test_every_import_of_what_need_not_be_there_is_looked_after():
     """All others are the standard library's, the project's own, or of `dependencies`."""
-    there = {*sys.stdlib_module_names, *ROOMS, *(IMPORTED_AS.get(name, name) for name in DEPENDENCIES)}
+    there = {*sys.stdlib_module_names, "wildflower", *(IMPORTED_AS.get(name, name) for name in DEPENDENCIES)}
     found = set()
-    for room in ROOMS:
+    for room in FOLDERS:
         for file in sorted((ROOT / room).rglob("*.py")):
             text = file.read_text()
             if set(IMPORTED.findall(text)) - there:  # to read the others in full takes seconds

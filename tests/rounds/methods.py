@@ -1,4 +1,4 @@
-"""Small methods for tests of the contract: FedAvg over the whole model, with device halves of their own."""
+"""Small methods for tests of the contract: FedAvg over the whole model, with client steps of their own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.small_run import METHODS, small_config, started
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
-from wildflower.messages.parcels import Parcel, Parcels, Weights
 from wildflower.messages.sums import SCALE, WeightedSum, split
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import TensorSpec
@@ -21,9 +21,9 @@ from wildflower.rounds.engine import Engine, Scorer
 from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     Answer,
-    Bench,
+    ClientContext,
+    ClientStep,
     Contribution,
-    Local,
     Method,
     Order,
     Setup,
@@ -42,36 +42,38 @@ def started_with(kind: type[Method], folder: Path, **changes: Any) -> tuple[Engi
     return Engine(method, engine.population), scorer
 
 
-# Two parcels that are added up with weights of their own, one that is not, and facts.
+# Two tensor sets that are added up with weights of their own, one that is not, and facts.
 
 
-class SeveralParcels(Training):
+class SeveralTensorSets(Training):
     """Devices minimize the task's loss. fault: what this device does wrong with its answer."""
 
     fault: str = ""
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The weights, once more the biases, and by itself the mean of every bias."""
         tensors = family.tensors(architecture)
         biases = {name: spec for name, spec in tensors.items() if name.endswith(".bias")}
         means = {name: TensorSpec((1,), torch.float32, (None,)) for name in biases}
         return {
-            "weights": Parcel.of(tensors, Merge()),
-            "biases": Parcel.of(biases, Merge(weighting="uniform")),
-            "means": Parcel.of(means),
+            "weights": TensorSet.of(tensors, Merge()),
+            "biases": TensorSet.of(biases, Merge(weighting="uniform")),
+            "means": TensorSet.of(means),
         }
 
     def facts(self, family: Family) -> dict[str, int]:
         """How many steps were taken, and which of two things the device is."""
         return {"steps": 1, "ends": 2}
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train, and then do what is wrong."""
-        answer = super().train(bench)
-        weights = answer.parcels["weights"]
-        answer.parcels["biases"] = {name: value.clone() for name, value in weights.items() if name.endswith(".bias")}
-        answer.parcels["means"] = {n: value.mean().reshape(1) for n, value in answer.parcels["biases"].items()}
-        answer.facts = {"steps": [float(bench.steps_taken)], "ends": [0.5, 1.5]}
+        answer = super().train(context)
+        weights = answer.tensor_sets["weights"]
+        answer.tensor_sets["biases"] = {
+            name: value.clone() for name, value in weights.items() if name.endswith(".bias")
+        }
+        answer.tensor_sets["means"] = {n: value.mean().reshape(1) for n, value in answer.tensor_sets["biases"].items()}
+        answer.facts = {"steps": [float(context.steps_taken)], "ends": [0.5, 1.5]}
         if self.fault:
             FAULTS[self.fault](answer)
         return answer
@@ -81,8 +83,8 @@ def _first(tensors: Weights) -> str:
     return next(iter(tensors))
 
 
-def _fill(parcel: str, value: float) -> Callable[[Answer], None]:
-    return lambda answer: answer.parcels[parcel][_first(answer.parcels[parcel])].fill_(value)
+def _fill(tensor_set: str, value: float) -> Callable[[Answer], None]:
+    return lambda answer: answer.tensor_sets[tensor_set][_first(answer.tensor_sets[tensor_set])].fill_(value)
 
 
 def _refuse(answer: Answer) -> None:
@@ -90,17 +92,19 @@ def _refuse(answer: Answer) -> None:
 
 
 def _other_shape(answer: Answer) -> None:
-    name = _first(answer.parcels["means"])
-    answer.parcels["means"][name] = torch.zeros(2)
+    name = _first(answer.tensor_sets["means"])
+    answer.tensor_sets["means"][name] = torch.zeros(2)
 
 
 FAULTS: dict[str, Callable[[Answer], object]] = {
     "none at all": _refuse,
-    "missing parcel": lambda answer: answer.parcels.pop("biases"),
-    "missing parcel that is not merged": lambda answer: answer.parcels.pop("means"),
-    "extra parcel": lambda answer: answer.parcels.update(more={}),
-    "missing tensor": lambda answer: answer.parcels["biases"].pop(_first(answer.parcels["biases"])),
-    "missing tensor that is not merged": lambda answer: answer.parcels["means"].pop(_first(answer.parcels["means"])),
+    "missing tensor set": lambda answer: answer.tensor_sets.pop("biases"),
+    "missing tensor set that is not merged": lambda answer: answer.tensor_sets.pop("means"),
+    "extra tensor set": lambda answer: answer.tensor_sets.update(more={}),
+    "missing tensor": lambda answer: answer.tensor_sets["biases"].pop(_first(answer.tensor_sets["biases"])),
+    "missing tensor that is not merged": lambda answer: answer.tensor_sets["means"].pop(
+        _first(answer.tensor_sets["means"])
+    ),
     "tensor of another shape": _other_shape,
     "nan": _fill("biases", float("nan")),
     "nan that is not merged": _fill("means", float("nan")),
@@ -115,7 +119,7 @@ FAULTS: dict[str, Callable[[Answer], object]] = {
 
 
 class Several(OneModel):
-    """Three parcels up: the weights are averaged by examples and the biases uniformly; the means are kept by device.
+    """Three tensor sets up: weights are averaged by examples and biases uniformly; the means are kept by device.
 
     faults: by device, what it does wrong.
     """
@@ -129,11 +133,11 @@ class Several(OneModel):
         self.biases: Weights = {}
         self.means: dict[int, Weights] = {}
         self.trained: list[Trained] = []
-        self.contributions: list[tuple[list[int], set[str], set[str]]] = []  # devices, sums, parcels by themselves
+        self.contributions: list[tuple[list[int], set[str], set[str]]] = []  # devices, sums, tensor sets by themselves
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """As the test wants it of this device."""
-        return SeveralParcels(fault=self.faults.get(order.device, ""))
+        return SeveralTensorSets(fault=self.faults.get(order.device, ""))
 
     def absorb(self, contribution: Contribution) -> None:
         """Add the sums up, and keep the rest."""
@@ -147,7 +151,7 @@ class Several(OneModel):
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Both means, and the device with the most steps."""
-        found: Parcels = {}
+        found: TensorSets = {}
         for name, (layout, total) in self.sums.items():
             mean = total.total.double() / (total.weight * SCALE)
             found[name] = {tensor: value.float() for tensor, value in split(mean, layout).items()}
@@ -166,22 +170,22 @@ class Several(OneModel):
         return state
 
 
-# A parcel up that has half of the bytes of the one down.
+# A tensor set up that has half of the bytes of the one down.
 
 
 class HalfPrecision(Training):
     """Devices minimize the task's loss, and return their weights in half precision."""
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """The weights as "half"."""
         tensors = family.tensors(architecture)
         half = {name: TensorSpec(spec.shape, torch.float16, spec.axes) for name, spec in tensors.items()}
-        return {"half": Parcel.of(half, Merge())}
+        return {"half": TensorSet.of(half, Merge())}
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train and round."""
-        answer = super().train(bench)
-        rounded: dict[str, Tensor] = {name: value.half() for name, value in answer.parcels["weights"].items()}
+        answer = super().train(context)
+        rounded: dict[str, Tensor] = {name: value.half() for name, value in answer.tensor_sets["weights"].items()}
         return Answer(answer.model, {"half": rounded}, answer.loss)
 
 
@@ -190,7 +194,7 @@ class HalfUp(OneModel):
 
     params_type: ClassVar[type[Params]] = Params
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Half precision up."""
         return HalfPrecision()
 
@@ -205,12 +209,12 @@ class Counting(Training):
         """In how many rounds the device has trained."""
         return {"rounds": 1}
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train and count."""
-        answer = super().train(bench)
-        before = bench.kept("rounds", per_architecture=False)
+        answer = super().train(context)
+        before = context.kept("rounds", per_architecture=False)
         count = torch.ones(1) if before is None else before["count"] + 1
-        bench.keep("rounds", {"count": count}, per_architecture=False)
+        context.keep("rounds", {"count": count}, per_architecture=False)
         answer.facts = {"rounds": [float(count)]}
         return answer
 
@@ -225,7 +229,7 @@ class Counted(OneModel):
         self.rounds: dict[int, float] = {}
         self.gone: list[int] = []
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Counting."""
         return Counting()
 

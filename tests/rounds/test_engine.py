@@ -272,7 +272,7 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
 
     def seen(*arguments, of=engine._statistics):
         work, statistics = of(*arguments)
-        found.append(len({a.device for a in requests.assignments}))
+        found.append(len({a.device for a in work.assignments}))
         return work, statistics
 
     monkeypatch.setattr(engine, "_statistics", seen)

@@ -6,7 +6,7 @@ from tests.small_run import METHODS, FakeTime, connected_grid, simulated_grid, s
 from wildflower.messages.orders import Batch
 from wildflower.messages.wire import from_records
 from wildflower.server_app.checkpoint import Checkpoint, load, save
-from wildflower.strategies.method import ClassCounts, local_half
+from wildflower.strategies.method import ClassCounts, client_step_of
 from wildflower.tasks.task import TaskSpec, load_task
 
 
@@ -19,7 +19,7 @@ def asked(grid):
     """Of every message, the devices and whether they are asked how many examples of each class they hold."""
     batches = [from_records(Batch, m.content)[0] for m in grid.sent if m.metadata.message_type == "train"]
     return [
-        (batch.round, order.device, isinstance(local_half(order.local), ClassCounts))
+        (batch.round, order.device, isinstance(client_step_of(order.client_step), ClassCounts))
         for batch in batches
         for order in batch.orders
     ]
@@ -85,7 +85,7 @@ def test_who_gives_no_answer_does_not_train_and_is_asked_again(code, outcome, tm
         return messages
 
     def asks(message):
-        return isinstance(local_half(from_records(Batch, message.content)[0].orders[0].local), ClassCounts)
+        return isinstance(client_step_of(from_records(Batch, message.content)[0].orders[0].client_step), ClassCounts)
 
     grid.seen = in_questions
     result = engine.run_round(grid, 1, scorer)

@@ -10,7 +10,7 @@ import torch
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.error import MessageError
 from wildflower.messages.frozen_parts import read_part
-from wildflower.messages.parcels import frozen_layout
+from wildflower.messages.tensor_sets import frozen_layout
 from wildflower.models.family import make_family
 from wildflower.models.placement import chosen
 from wildflower.rounds import frozen as rounds_frozen

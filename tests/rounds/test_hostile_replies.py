@@ -168,7 +168,7 @@ def a_huge_sum(reply, arrays):
     layout, update = Layout.of(LENET.tensors(LENET.full())), reply["updates"][0]
     assert len(arrays[0]) == layout.nbytes
     weight = update["examples"]
-    header = {"group": 0, "parcel": "weights", "orders": [update["order"]], "weight": weight, "payload": 0}
+    header = {"group": 0, "tensor_set": "weights", "orders": [update["order"]], "weight": weight, "payload": 0}
     update["payloads"], reply["sums"] = {}, [header]
     arrays[0] = int64_bytes(torch.full((layout.numel,), 2**28 * weight * 1000))
 

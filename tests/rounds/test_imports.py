@@ -35,10 +35,10 @@ def loaded_by(names):
 
 
 def device_halves(folder):
-    """The names by which devices find the device halves of all methods."""
+    """The names by which devices find the client steps of all methods."""
     folder.mkdir(exist_ok=True)
     methods = [started(small_config(folder, **keys))[0].method for keys in METHODS.values()]
-    halves = [method.local(Order(0, method.scored_architecture)) for method in methods]
+    halves = [method.client_step(Order(0, method.scored_architecture)) for method in methods]
     asked = [method.first_question for method in methods if method.first_question is not None]
     return sorted({half.reference().name for half in [*halves, *asked, ClassCounts(), TakeStatistics()]})
 

@@ -158,10 +158,10 @@ def test_after_an_overrun_the_device_gets_a_smaller_model_and_slowly_the_old_one
     device_with(monkeypatch, with_message(needed[1.0]) * 11 // 10)
     good = work.do_order
 
-    def do_order(bench):
-        if bench.order.predicted_memory_bytes == needed[1.0].peak_training_memory_bytes and rounds < 3:
+    def do_order(context):
+        if context.order.predicted_memory_bytes == needed[1.0].peak_training_memory_bytes and rounds < 3:
             raise Refusal("out of memory after 5 bytes", overrun=True)
-        return good(bench)
+        return good(context)
 
     monkeypatch.setattr(work, "do_order", do_order)
     grid = connected_grid(1, tmp_path)

@@ -206,10 +206,10 @@ def test_tiers_are_scored_and_saved_where_the_whole_model_cannot_be(tmp_path, se
         npz_folder(tmp_path, inputs[:50], labels[:50], "test")
     take = TakeStatistics.train
 
-    def refused(local, bench):
-        if bench.architecture == bench.family.full():
+    def refused(local, context):
+        if context.architecture == context.family.full():
             raise MessageError("not today")
-        return take(local, bench)
+        return take(local, context)
 
     config = of_two_tiers(tmp_path, strategy="heterofl", family="cnn3", test_fraction=0.0 if server_tests else 0.2)
     with mock.patch.object(TakeStatistics, "train", refused):

@@ -13,7 +13,7 @@ from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
 from wildflower.server_app.config import ConfigError
 from wildflower.strategies.heterofl import MaskedTraining
-from wildflower.strategies.method import local_half
+from wildflower.strategies.method import client_step_of
 from wildflower.tasks.scoring import score
 from wildflower.tasks.task import TaskSpec, load_task
 
@@ -158,7 +158,7 @@ def test_weights_travel_once_per_architecture(tmp_path):
         sent = unpack(arrays[order.payloads["weights"]], layout_of(engine, architecture))
         [model] = engine.method.models([architecture]).values()
         assert same_bits(sent, model.weights)
-        assert isinstance(local_half(order.local), MaskedTraining)
+        assert isinstance(client_step_of(order.client_step), MaskedTraining)
 
 
 def test_static_norms_are_scored_with_the_devices_own_statistics(tmp_path):

@@ -27,7 +27,7 @@ def test_training_takes_the_same_bytes_however_often_one_evaluates(strategy, tmp
 
 
 def test_what_is_counted_is_what_travels(tmp_path):
-    """On nodes with one device each: what lies in the messages, by their kinds and the parcels that come back."""
+    """On nodes with one device each: what lies in the messages, by their kinds and the tensor sets that come back."""
     grid = connected_grid(6, tmp_path)
     down, up = Counter(), Counter()
     push = grid.push_messages

@@ -10,13 +10,13 @@ from flwr.app import Context, Message
 from tests.client_app.work_orders import Apart
 from tests.grid import InProcessGrid
 from tests.rounds.test_hostile_secure import run
-from tests.rounds.test_secure import kind_of
+from tests.rounds.test_secure_aggregation import kind_of
 from tests.small_run import connected_grid, same_bits
 from wildflower.client_app import work, worker
 from wildflower.client_app.app import app as client
 from wildflower.client_app.work import family_of
 from wildflower.messages.orders import Batch, Reply
-from wildflower.messages.parcels import digest
+from wildflower.messages.tensor_sets import digest
 from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
 
@@ -187,7 +187,7 @@ def test_a_lost_round_is_done_again_as_it_was_though_the_learning_rate_has_falle
 
 
 def test_an_order_under_masks_returns_nothing_by_itself(tmp_path):
-    """A server that names another device half, which returns the weights to it alone."""
+    """A server that names another client step, which returns the weights to it alone."""
     grid, sent = connected_grid(10, tmp_path), []
     half = Apart().reference()
 
@@ -195,11 +195,11 @@ def test_an_order_under_masks_returns_nothing_by_itself(tmp_path):
         if kind_of(message) == "train" and message.metadata.dst_node_id == 1:
             batch, arrays = from_records(Batch, message.content)
             [order] = batch.orders
-            sent_parcels, returned = (
+            sent_tensor_sets, returned = (
                 of(family_of(json.dumps(batch.family)), Architecture.from_json(order.architecture))
                 for of in (Apart().sent, Apart().returned)
             )
-            asked = order.model_copy(update={"local": half, "digest": digest(sent_parcels, returned)})
+            asked = order.model_copy(update={"client_step": half, "digest": digest(sent_tensor_sets, returned)})
             message.content = to_records(batch.model_copy(update={"orders": [asked]}), arrays)
             reply = client(message, context)
             sent.append(from_records(Reply, reply.content))
@@ -210,5 +210,5 @@ def test_an_order_under_masks_returns_nothing_by_itself(tmp_path):
     ran = run(tmp_path, grid, 1)
     [(reply, arrays)] = sent
     assert arrays == []
-    assert "is under masks, and its device half" in reply.updates[0].outcome
+    assert "is under masks, and its client step" in reply.updates[0].outcome
     assert ran.trained(1) == list(range(1, 10))

@@ -295,7 +295,7 @@ def test_what_needs_single_updates_is_refused(keys, why, tmp_path):
     ("name", "why"),
     [
         ("fednova", "every device returns the fact 'effective_steps'"),
-        ("hypemefed", "every device returns the parcel 'weights' by itself"),
+        ("hypemefed", "every device returns the tensor set 'weights' by itself"),
         ("heterofl", "batch norm's statistics"),
         ("local", "scores of models of their own"),
     ],

@@ -10,7 +10,7 @@ from tests.strategies.by_hand import FC, Devices, OneHidden, engine_of, filled, 
 from wildflower.client_app import context
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import Batch
-from wildflower.messages.parcels import Parcel
+from wildflower.messages.tensor_sets import TensorSet
 from wildflower.messages.wire import from_records
 from wildflower.rounds import requests
 from wildflower.strategies.fedavg import FedAvg, FedAvgParams
@@ -224,18 +224,18 @@ def test_an_update_under_anothers_number_is_refused(change, words, tmp_path):
     assert same_bits(before, engine.state().tensors)
 
 
-SEEN = []  # what a device half of this file found as the earlier model of its orders
+SEEN = []  # what a client step of this file found as the earlier model of its orders
 
 
 class ByItself(Training):
     """Plain training whose weights come by themselves, and which notes the earlier model that it may read."""
 
     def returned(self, family, architecture):
-        return {"weights": Parcel.of(family.tensors(architecture))}
+        return {"weights": TensorSet.of(family.tensors(architecture))}
 
-    def train(self, bench):
+    def train(self, context):
         SEEN.append((context.order, context.earlier))
-        return super().train(bench)
+        return super().train(context)
 
 
 def reading(folder):
@@ -248,7 +248,7 @@ def reading(folder):
 def test_an_order_reads_the_model_that_its_device_has_just_trained(tmp_path):
     SEEN.clear()
     engine, scorer = reading(tmp_path)
-    engine.method.local = lambda order: ByItself()
+    engine.method.client_step = lambda order: ByItself()
     received = []
     engine.method.absorb = received.append
     grid = simulated_grid(1)
@@ -267,7 +267,7 @@ def test_an_order_reads_the_model_that_its_device_has_just_trained(tmp_path):
 
 def test_an_order_is_refused_when_the_one_that_it_reads_failed(tmp_path, monkeypatch):
     engine, scorer = reading(tmp_path)
-    fit = context.DeviceBench.fit
+    fit = context.DeviceContext.fit
 
     def diverge(self, model, *arguments, **settings):
         mean = fit(self, model, *arguments, **settings)
@@ -275,7 +275,7 @@ def test_an_order_is_refused_when_the_one_that_it_reads_failed(tmp_path, monkeyp
             torch.nn.init.constant_(next(model.parameters()), float("inf"))
         return mean
 
-    monkeypatch.setattr(context.DeviceBench, "fit", diverge)
+    monkeypatch.setattr(context.DeviceContext, "fit", diverge)
     result = engine.run_round(simulated_grid(1), 1, scorer)
     outcomes = [d["outcome"] for d in result.devices if d["device"] == 0]
     assert "finite" in outcomes[0]

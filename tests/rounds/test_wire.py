@@ -1,4 +1,4 @@
-"""Parcels that are rounded on their way: bytes, the same bits everywhere, and what becomes of what rounding loses."""
+"""Tensors that are rounded on their way: bytes, the same bits everywhere, and what becomes of what rounding loses."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
-from wildflower.client_app.context import LOST_ON_THE_WIRE, DeviceBench
+from wildflower.client_app.context import LOST_ON_THE_WIRE, DeviceContext
 from wildflower.devices.budget import Budget
 from wildflower.messages.encoding import decode, encode, restored
 from wildflower.messages.orders import Reply
@@ -112,7 +112,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["scaffold", "lotteryfl", "spatl", "fedrolex", "rafl", "model-search"])
-def test_methods_with_other_parcels(tmp_path, name):
+def test_methods_with_other_tensor_sets(tmp_path, name):
     assert name in METHODS
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=3, wire="int8", **METHODS[name]))
     rounds = read_rounds(run_dir)
@@ -137,12 +137,12 @@ def test_robust_aggregation_and_norm_bounds_see_what_was_restored(tmp_path, aggr
 def test_what_rounding_lost_comes_in_later_rounds(tmp_path, monkeypatch):
     """What has travelled adds up to the changes of all rounds, but for what the last round has lost."""
     true, travelled = {}, {}
-    encoded_parcel = DeviceBench._encoded_parcel
+    encoded_tensor_set = DeviceContext._encoded_tensor_set
 
-    def recorded(bench, name, parcel, contents):
-        layout = bench.sent[name].layout
-        received = decode(bench._encoded[name], layout, "int8")  # `bench.received` may have been trained in place
-        data = encoded_parcel(bench, name, parcel, contents)
+    def recorded(context, name, tensor_set, contents):
+        layout = context.sent[name].layout
+        received = decode(context._encoded[name], layout, "int8")  # `context.received` may have been trained in place
+        data = encoded_tensor_set(context, name, tensor_set, contents)
         came = decode(data, layout, "int8")
         for tensor, start in received.items():
             change = contents[tensor].detach().double() - start.double()
@@ -150,7 +150,7 @@ def test_what_rounding_lost_comes_in_later_rounds(tmp_path, monkeypatch):
             travelled[tensor] = travelled.get(tensor, 0) + came[tensor].double()
         return data
 
-    monkeypatch.setattr(DeviceBench, "_encoded_parcel", recorded)
+    monkeypatch.setattr(DeviceContext, "_encoded_tensor_set", recorded)
     settings = {"strategy": "fedavg", "wire": "int8", "rounds": 6, "local_steps": 2}
     run(connected_grid(1, tmp_path), small_config(tmp_path, fleet="", devices=1, devices_per_round=1, **settings))
     [kept] = tmp_path.rglob(f"{LOST_ON_THE_WIRE}-weights-*.6.safetensors")

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 
 from tests.small_run import METHODS, small_config, started
-from wildflower.client_app.simulation import NurseryError
+from wildflower.client_app.simulation import ForkServerError
 from wildflower.server_app.app import run
 from wildflower.server_app.process_grid import local_grid, scorer_on
 from wildflower.tasks.task import TaskSpec
@@ -111,7 +111,12 @@ def in_round_2(batch, *args) -> bool:
 
 
 MOMENTS = {
-    "before it trains": ("stateful", "wildflower.client_app.work:do_order", lambda bench: bench._before == 2, False),
+    "before it trains": (
+        "stateful",
+        "wildflower.client_app.work:do_order",
+        lambda context: context._before == 2,
+        False,
+    ),
     "between the two files of a device": (
         "stateful",
         "wildflower.client_app.kept_state:DeviceState.save",
@@ -125,7 +130,7 @@ MOMENTS = {
     "statistics": (
         "plain",
         "wildflower.client_app.work:do_order",
-        lambda bench: type(bench.local).__name__ == "TakeStatistics",
+        lambda context: type(context.client_step).__name__ == "TakeStatistics",
         True,
     ),
     "hypernetwork": ("hypernetwork", "wildflower.client_app.work:_train", in_round_2, True),
@@ -154,13 +159,13 @@ def test_a_killed_worker_changes_nothing(moment, undisturbed, tmp_path, monkeypa
 def test_a_second_death_over_a_device_is_its_failure_alone_and_leaves_no_trace_on_it(tmp_path, monkeypatch, caplog):
     """It comes to what it does where the device refuses to train, although it had saved its state the first time."""
 
-    def is_3(bench, *args) -> bool:
-        return bench.order.device == 3 and bench._before == 2
+    def is_3(context, *args) -> bool:
+        return context.order.device == 3 and context._before == 2
 
-    def refusing(bench):
-        if is_3(bench):
+    def refusing(context):
+        if is_3(context):
             raise RuntimeError("as the test asked")
-        return do_order(bench)
+        return do_order(context)
 
     do_order = import_module("wildflower.client_app.work").do_order
     with monkeypatch.context() as patch:
@@ -168,7 +173,7 @@ def test_a_second_death_over_a_device_is_its_failure_alone_and_leaves_no_trace_o
         expected = trained(tmp_path / "refused", "stateful")
     kill_once(
         monkeypatch,
-        "wildflower.client_app.context:DeviceBench.save",
+        "wildflower.client_app.context:DeviceContext.save",
         tmp_path / "killed",
         when=is_3,
         after=True,
@@ -243,7 +248,7 @@ def test_a_run_whose_forking_process_is_killed_ends_in_words_and_is_gone_on_with
         kill_once(
             patch, "wildflower.client_app.work:_train", tmp_path / "killed", when=in_round_2, after=True, who=os.getppid
         )
-        with pytest.raises(NurseryError, match="the process that workers are forked from is gone; short of memory"):
+        with pytest.raises(ForkServerError, match="the process that workers are forked from is gone; short of memory"):
             run_here(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "runs" / "small" / "summary.json").read_text())
     assert summary["status"] == "failed"

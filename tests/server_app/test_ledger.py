@@ -348,7 +348,7 @@ def test_a_run_without_differential_privacy_has_no_ledger(tmp_path):
 
 def test_flowers_loop_does_not_go_on_without_the_ledger(tmp_path, caplog):
     engine, _ = started(small_config(tmp_path, **PRIVATE))
-    with pytest.raises(ValueError, match=r"2 rounds .* server_app\.ledger\.keep"):
+    with pytest.raises(ValueError, match=r"2 rounds .* wildflower\.server_app\.ledger\.keep"):
         FlowerStrategy(engine, rounds_done=2)
     FlowerStrategy(engine)
     assert "Noised models are written to no ledger: call wildflower.server_app.ledger.begin and keep" in caplog.text

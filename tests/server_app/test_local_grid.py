@@ -13,20 +13,20 @@ from flwr.app import Message, MessageType
 
 from tests.rounds.methods import started_with
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
-from wildflower.client_app.simulation import NurseryError
+from wildflower.client_app.simulation import ForkServerError
 from wildflower.messages.error import MessageError
 from wildflower.messages.flower_records import make_records
 from wildflower.rounds.exchange import pull
 from wildflower.server_app.process_grid import LocalGrid, local_grid, scorer_on
 from wildflower.server_app.server_scoring import scorer as server_scorer
 from wildflower.strategies.fedavg import FedAvg
-from wildflower.strategies.method import Answer, Bench, Local, Model, Order, Training
+from wildflower.strategies.method import Answer, ClientContext, ClientStep, Model, Order, Training
 from wildflower.tasks.task import TaskSpec, load_task
 
 
 def workers_of(grid: LocalGrid) -> list[int]:
     """The process ids of a grid's workers: living children of this process's child."""
-    below = [child for nursery in psutil.Process().children() for child in nursery.children()]
+    below = [child for fork_server in psutil.Process().children() for child in fork_server.children()]
     return sorted(p.pid for p in below if p.status() != psutil.STATUS_ZOMBIE)
 
 
@@ -61,17 +61,17 @@ class KillsItsWorker(Training):
 
     deadly: bool = False
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Train, or die."""
         if self.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().train(bench)
+        return super().train(context)
 
 
 class Deadly(FedAvg):
     """FedAvg in which device 3 kills its worker in round 2."""
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """Deadly for one device."""
         return KillsItsWorker(deadly=order.device == 3 and self.round == 2)
 
@@ -79,7 +79,7 @@ class Deadly(FedAvg):
 class NeverEnds(Training):
     """Training that does not end."""
 
-    def train(self, bench: Bench) -> Answer:
+    def train(self, context: ClientContext) -> Answer:
         """Wait for a signal."""
         signal.pause()
         raise AssertionError
@@ -88,7 +88,7 @@ class NeverEnds(Training):
 class Sleepy(FedAvg):
     """FedAvg whose devices never end."""
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         """One that does not end."""
         return NeverEnds()
 
@@ -130,10 +130,10 @@ def test_without_the_process_that_forks_workers_a_run_ends_and_says_so(tmp_path,
     engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"], workers=1))
     with local_grid(1) as grid:
         grid.send_and_receive([unreadable()])  # its worker has begun, so that its link is silent until it ends
-        os.kill(grid._nursery._process.pid, signal.SIGKILL)
+        os.kill(grid._fork_server._process.pid, signal.SIGKILL)
         for one in grid._workers.values():  # a worker ends with the process that it was forked from
             assert select.select([one.link], [], [], 5.0)[0]
-        with pytest.raises(NurseryError, match="the process that workers are forked from is gone"):
+        with pytest.raises(ForkServerError, match="the process that workers are forked from is gone"):
             engine.run_round(grid, 1, scorer)
     assert "takes its place" not in caplog.text
 
@@ -155,9 +155,9 @@ def test_a_worker_that_is_lost_with_all_others_is_no_reply_that_cannot_be_read()
     """Else its devices would fail and the round would count, although the run is about to end."""
     with local_grid(1) as grid:
         _, message_id = stopped_at_work(grid)
-        os.kill(grid._nursery._process.pid, signal.SIGKILL)
+        os.kill(grid._fork_server._process.pid, signal.SIGKILL)
         assert select.select([grid._workers[1].link], [], [], 5.0)[0]
-        with pytest.raises(NurseryError, match="the process that workers are forked from is gone"):
+        with pytest.raises(ForkServerError, match="the process that workers are forked from is gone"):
             list(pull(grid, {message_id: 1}))
 
 
@@ -211,9 +211,9 @@ def test_workers_that_end_before_they_begin_end_the_run(monkeypatch, caplog):
         words = (
             r"^3 workers in a row have ended before they began, the last of them so: worker 1 ended with code 1; what"
         )
-        with pytest.raises(NurseryError, match=words):
+        with pytest.raises(ForkServerError, match=words):
             grid.push_messages([unreadable()])
-        with pytest.raises(NurseryError, match=words):
+        with pytest.raises(ForkServerError, match=words):
             grid.get_node_ids()
     assert len(caplog.messages) == 3
 

@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import textwrap
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +13,16 @@ import torch
 
 from tests.grid import InProcessGrid
 from tests.small_run import METHODS, by_method, connected_grid, same_bits, simulated_grid, small_config, started
-from wildflower.messages.parcels import Weights
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.cost import ACCUMULATED
 from wildflower.models.family import family_class, make_family
-from wildflower.plugins.beside import ROOMS, looked_for_beside
+from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.reference import PluginError
-from wildflower.rounds.layout_check import RehearsalError
+from wildflower.rounds.layout_check import DryRunError
 from wildflower.server_app import checkpoint
 from wildflower.server_app.app import build, run, start
 from wildflower.server_app.config import ConfigError, RunConfig, all_settings, defaults, descriptions, unread
-from wildflower.server_app.dry_run import rehearse_step
+from wildflower.server_app.dry_run import dry_run_step
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.resuming import check_resumable
 from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
@@ -39,10 +38,10 @@ HEAD = """
     from typing import ClassVar
     import torch
     from pydantic import Field
-    from wildflower.messages.parcels import Parcel
+    from wildflower.messages.tensor_sets import TensorSet
     from wildflower.models.layers import Block, Flatten, Linear, Relu, TensorSpec
     from wildflower.models.base import ImageFamily
-    from wildflower.strategies.method import Answer, Local, Model, State, Training
+    from wildflower.strategies.method import Answer, ClientStep, Model, State, Training
     from wildflower.strategies.params import Numbers, Params
     from wildflower.strategies.submodel import SubModelMethod
     from wildflower.tasks.data import Data, make_data_set
@@ -55,12 +54,12 @@ METHOD = """
         def facts(self, family):
             return {"largest": 1}
 
-        def loss(self, bench, model):
-            return lambda inputs, labels: (1 + self.share) * bench.task.loss(model(inputs), labels)
+        def loss(self, context, model):
+            return lambda inputs, labels: (1 + self.share) * context.task.loss(model(inputs), labels)
 
-        def train(self, bench):
-            answer = super().train(bench)
-            answer.facts["largest"] = [max(float(value.max()) for value in answer.parcels["weights"].values())]
+        def train(self, context):
+            answer = super().train(context)
+            answer.facts["largest"] = [max(float(value.max()) for value in answer.tensor_sets["weights"].values())]
             return answer
 
 
@@ -77,7 +76,7 @@ METHOD = """
             super().__init__(setup, params)
             self.params = params
 
-        def local(self, order):
+        def client_step(self, order):
             return Half()
 
         def finish_round(self, trained):
@@ -196,7 +195,7 @@ def test_a_method_from_outside_trains_what_is_not_frozen(beside, tmp_path):
 
 PRIVATE = """
     class Mine(SubModelMethod):
-        def local(self, order):
+        def client_step(self, order):
             return Training()
 
         def finish_round(self, trained):
@@ -224,7 +223,7 @@ def test_a_private_method_from_outside_must_not_tell_that_nobody_came(beside, tm
                 run(simulated_grid(), config)
         else:
             [record] = read_rounds(run(simulated_grid(), config))
-            assert record.noised_releases == 1  # and none of what was rehearsed
+            assert record.noised_releases == 1  # and none of what was tried in a dry run
 
 
 def test_a_family_and_a_task_from_outside_are_made_by_nodes_too(beside, tmp_path):
@@ -324,7 +323,7 @@ SHARED = """
             super().__init__(setup, params)
             self.depth, self.steps = setup.shared["my-part"].depth, setup.shared["distillation"].steps
 
-        def local(self, order):
+        def client_step(self, order):
             return Training()
 """
 
@@ -378,7 +377,7 @@ def test_a_run_without_anything_from_outside_has_no_hashes_of_it(tmp_path):
 
 
 @by_method()
-def test_a_rehearsal_leaves_every_method_and_all_chance_as_they_were(method, tmp_path):
+def test_a_dry_run_leaves_every_method_and_all_chance_as_they_were(method, tmp_path):
     engine, _ = started(small_config(tmp_path, **METHODS[method]))
     before = engine.state()
     chance = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
@@ -394,7 +393,7 @@ def test_a_rehearsal_leaves_every_method_and_all_chance_as_they_were(method, tmp
 def test_every_method_trains_with_micro_batches(method, tmp_path, monkeypatch):
     """It is priced like one that trains with batches of the parts' size, and adds up gradients."""
     engine, _ = started(small_config(tmp_path, **METHODS[method] | {"micro-batch-size": 3}))
-    rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))
+    dry_run_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))
     name = engine.settings.optimizer
     assert name.endswith(ACCUMULATED)
     monkeypatch.setattr(RoundSettings, "optimizer", name)
@@ -410,7 +409,7 @@ def test_every_method_trains_with_micro_batches(method, tmp_path, monkeypatch):
 
 DRAWS = """
     class Draws(SubModelMethod):
-        def local(self, order):
+        def client_step(self, order):
             return Training()
 
         def payload(self, group):
@@ -433,11 +432,6 @@ def test_a_step_is_rehearsed_on_a_copy_with_chance_of_its_own(beside, tmp_path):
 
 
 # What is wrong -------------------------------------------------------------------------------------------------------
-
-
-def test_the_rooms_are_those_of_the_project():
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert sorted(ROOMS) == sorted(pyproject["tool"]["importlinter"]["root_packages"])
 
 
 def refused(values: dict) -> str:
@@ -503,7 +497,7 @@ NO_METHOD = """
             params_type = settings
             shared_params = shared
 
-            def local(self, order):
+            def client_step(self, order):
                 return Training()
 
             if own_name:
@@ -529,8 +523,8 @@ NO_METHOD = """
     [
         ("NotAtAll", "is a class of builtins.object: a method is a class of wildflower.strategies.method.Method"),
         ("NUMBER", "is an int: a method is a class of wildflower.strategies.method.Method"),
-        ("Half", "lacks a server half: it is a device half (wildflower.strategies.method.Local)"),
-        ("Lacking", "lacks local, which every class of wildflower.strategies.method.Method has"),
+        ("Half", "lacks a server half: it is a client step (wildflower.strategies.method.ClientStep)"),
+        ("Lacking", "lacks client_step, which every class of wildflower.strategies.method.Method has"),
         ("WithoutDefault", "the settings NoDefault need a default that is valid: rate"),
         ("WithTable", "the setting table of NoNumber is no number, text or truth value"),
         ("WithoutSettings", "its settings are <class 'dict'>, and no class of wildflower.strategies.params.Params"),
@@ -581,7 +575,7 @@ def test_a_family_and_a_task_that_fail_are_named(beside, tmp_path):
         build(small_config(tmp_path, family=f"{name}:Narrow"))
     with pytest.raises(PluginError, match=rf"the data of {name}:TYPO cannot be loaded: IndexError: .*{name}\.py, line"):
         build(small_config(tmp_path, task=f"{name}:TYPO"))
-    with pytest.raises(PluginError, match=r"must return a tasks\.data\.DataSet, not <class 'NoneType'>"):
+    with pytest.raises(PluginError, match=r"must return a wildflower\.tasks\.data\.DataSet, not <class 'NoneType'>"):
         load_task(TaskSpec(f"{name}:NOTHING", devices=2))
     assert f"{name} has no Nobody" in refused({"task": f"{name}:NO_FAMILY"})
 
@@ -597,26 +591,26 @@ def with_function(text: str) -> str:
 
 LESS = "return {p: dict(list(t.items())[1:]) for p, t in super().payload(group).items()}"
 WRONG_HALVES = {
-    "no device half": (changed("return Half()", "return None"), "lacks a device half: `local` returns None"),
-    "a class for a device half": (
+    "no client step": (changed("return Half()", "return None"), "lacks a client step: `local` returns None"),
+    "a class for a client step": (
         changed("return Half()", "return Half"),
-        "lacks a device half: `local` returns <class",
+        "lacks a client step: `local` returns <class",
     ),
-    "a device half inside a function": (
+    "a client step inside a function": (
         changed("return Half()", "class Inner(Half):\n                pass\n            return Inner()"),
         "cannot travel: this device cannot train as it is asked to",
     ),
-    "a device half without train": (
-        changed("return Half()", "class Inner(Local):\n                pass\n            return Inner()"),
+    "a client step without train": (
+        changed("return Half()", "class Inner(ClientStep):\n                pass\n            return Inner()"),
         "Can't instantiate abstract class Inner",
     ),
-    "a parcel too few": (
+    "a tensor set too few": (
         with_function("def payload(self, group):\n    return {}"),
-        "`payload` holds the parcels [], and `sent` of {name}:Half lists ['weights']",
+        "`payload` holds the tensor sets [], and `sent` of {name}:Half lists ['weights']",
     ),
     "a tensor too few": (
         with_function(f"def payload(self, group):\n    {LESS}"),
-        "the parcel 'weights' of `payload` is not the one that `sent` of {name}:Half lists: missing tensor ",
+        "the tensor set 'weights' of `payload` is not the one that `sent` of {name}:Half lists: missing tensor ",
     ),
     "another shape": (
         with_function(
@@ -629,52 +623,52 @@ WRONG_HALVES = {
         with_function("def payload(self, group):\n    return self.nothing"),
         "AttributeError: 'Mine' object has no attribute 'nothing'",
     ),
-    "a device half that returns another parcel": (
-        changed("return answer", "answer.parcels['more'] = {}\n            return answer"),
-        "{name}:Half returns parcels ['more', 'weights'], but lists ['weights']",
+    "a client step that returns another tensor set": (
+        changed("return answer", "answer.tensor_sets['more'] = {}\n            return answer"),
+        "{name}:Half returns tensor sets ['more', 'weights'], but lists ['weights']",
     ),
-    "a device half that returns a tensor too few": (
-        changed("return answer", "answer.parcels['weights'].popitem()\n            return answer"),
+    "a client step that returns a tensor too few": (
+        changed("return answer", "answer.tensor_sets['weights'].popitem()\n            return answer"),
         "{name}:Half ",
     ),
     "a fact that is not listed": (
         changed('return {"largest": 1}', 'return {"least": 1}'),
         "{name}:Half returns facts {{'largest': 1}}, but lists {{'least': 1}}",
     ),
-    "a device half that fails": (
-        changed("answer = super().train(bench)", "answer = super().trian(bench)"),
+    "a client step that fails": (
+        changed("answer = super().train(context)", "answer = super().trian(context)"),
         "AttributeError: 'super' object has no attribute 'trian' ",
     ),
-    "a server half that wants another parcel": (
+    "a server half that wants another tensor set": (
         with_function("def absorb(self, contribution):\n    contribution.sum_of('gradient')"),
-        "the update holds no sum of the parcel 'gradient'",
+        "the update holds no sum of the tensor set 'gradient'",
     ),
-    "an absorb that wants sums and own parcels at once": (
+    "an absorb that wants sums and own tensor sets at once": (
         changed(
-            "        def loss(self, bench, model):",
+            "        def loss(self, context, model):",
             """        def returned(self, family, architecture):
-            own = Parcel.of({"seen": TensorSpec((2,), torch.float32, (None,))})
+            own = TensorSet.of({"seen": TensorSpec((2,), torch.float32, (None,))})
             return super().returned(family, architecture) | {"own": own}
 
-        def loss(self, bench, model):""",
-        ).replace("return answer", 'answer.parcels["own"] = {"seen": torch.ones(2)}\n            return answer')
+        def loss(self, context, model):""",
+        ).replace("return answer", 'answer.tensor_sets["own"] = {"seen": torch.ones(2)}\n            return answer')
         + textwrap.indent(
             "def absorb(self, contribution):\n    contribution.own('own')\n    super().absorb(contribution)\n",
             " " * 8,
         ),
-        "`absorb` must take the sums and one device's own parcels as two contributions too",
+        "`absorb` must take the sums and one device's own tensor sets as two contributions too",
     ),
-    "a parcel of something else than specs": (
+    "a tensor set of something else than specs": (
         changed(
-            "        def loss(self, bench, model):",
+            "        def loss(self, context, model):",
             """        def returned(self, family, architecture):
-            return {"own": Parcel.of({"seen": (2,)})}
+            return {"own": TensorSet.of({"seen": (2,)})}
 
-        def loss(self, bench, model):""",
+        def loss(self, context, model):""",
         ),
-        "the tensor 'seen' of a parcel is described by (2,), and must be by a TensorSpec",
+        "the tensor 'seen' of a tensor set is described by (2,), and must be by a TensorSpec",
     ),
-    "a device half that returns no answer": (
+    "a client step that returns no answer": (
         changed("return answer", "return None"),
         "`train` of {name}:Half must return a wildflower.strategies.method.Answer, not a NoneType",
     ),
@@ -733,11 +727,13 @@ def test_a_method_that_cannot_be_copied_runs_all_the_same(beside, tmp_path):
 def test_methods_of_the_project_are_rehearsed_as_well(tmp_path, monkeypatch):
     monkeypatch.setattr(FedProx, "payload", lambda self, group: {"weights": {}})
     grid = simulated_grid()
-    with pytest.raises(ConfigError, match=r"strategy = 'fedprox': the parcel 'weights' of `payload` .* missing tensor"):
+    with pytest.raises(
+        ConfigError, match=r"strategy = 'fedprox': the tensor set 'weights' of `payload` .* missing tensor"
+    ):
         run(grid, small_config(tmp_path, strategy="fedprox"))
     assert grid.sent == []
     engine, _ = build(small_config(tmp_path, strategy="fedprox", **{"run-name": "another"}))
-    with pytest.raises(RehearsalError):
+    with pytest.raises(DryRunError):
         engine.start()
 
 

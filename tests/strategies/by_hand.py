@@ -20,8 +20,8 @@ from wildflower.devices.fleet import Fleet
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Batch, LocalTraining, Reply, SumHeader, Update, WorkOrder
 from wildflower.messages.packing import int64_bytes, pack, unpack
-from wildflower.messages.parcels import Parcels, Weights
 from wildflower.messages.sums import WeightedSum, device_weight, flatten, present_mask
+from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, ImageFamily
@@ -30,7 +30,7 @@ from wildflower.models.layers import Block, Flatten, Linear, Relu
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.population import Holdings, SimulatedDevices
 from wildflower.strategies.distillation import Distillation
-from wildflower.strategies.method import Local, Method, Setup, local_half
+from wildflower.strategies.method import ClientStep, Method, Setup, client_step_of
 from wildflower.strategies.run_settings import RoundSettings
 from wildflower.strategies.shared_losses import Loss
 
@@ -113,17 +113,18 @@ Answer = Callable[[WorkOrder, Any], Any]
 
 
 class Devices:
-    """One worker, whose devices answer work orders with what `answer` makes of the parcels that they are sent.
+    """One worker, whose devices answer work orders with what `answer` makes of the tensor sets that they are sent.
 
-    Where a device half is sent or returns only "weights", `answer` is given or returns these tensors, else the parcels.
+    Where a client step is sent or returns only "weights", `answer` is given or returns these tensors, else the tensor
+    sets.
 
     Args:
         examples: by device, how many it says that it trained on; 4 by default.
         classes: by device, which classes it holds; all by default.
-        facts: what a device says beside its parcels.
+        facts: what a device says beside its tensor sets.
 
     Attributes:
-        received: by device, the tensors or the parcels of its newest order.
+        received: by device, the tensors or the tensor sets of its newest order.
     """
 
     def __init__(
@@ -145,11 +146,13 @@ class Devices:
         updates, out = [], []
         sums: dict[tuple[int, str], tuple[WeightedSum, list[int]]] = {}
         for order in batch.orders:
-            local, architecture = local_half(order.local), Architecture.from_json(order.architecture)
+            local, architecture = client_step_of(order.client_step), Architecture.from_json(order.architecture)
             sent = local.sent(self.family, architecture)
-            parcels = {name: unpack(arrays[order.payloads[name]], parcel.layout) for name, parcel in sent.items()}
-            only_weights = parcels.keys() == {"weights"}
-            self.received[order.device] = received = parcels["weights"] if only_weights else parcels
+            tensor_sets = {
+                name: unpack(arrays[order.payloads[name]], tensor_set.layout) for name, tensor_set in sent.items()
+            }
+            only_weights = tensor_sets.keys() == {"weights"}
+            self.received[order.device] = received = tensor_sets["weights"] if only_weights else tensor_sets
             self.orders[order.device] = order
             answered = self.answer(order, received)
             if local.returned(self.family, architecture).keys() == {"weights"} and "weights" not in answered:
@@ -177,7 +180,7 @@ class Devices:
             headers.append(
                 SumHeader(
                     group=group,
-                    parcel=name,
+                    tensor_set=name,
                     orders=orders,
                     weight=total.weight,
                     class_weight=by_class,
@@ -191,26 +194,26 @@ class Devices:
     def _put(
         self,
         order: WorkOrder,
-        local: Local,
+        local: ClientStep,
         architecture: Architecture,
-        parcels: Parcels,
+        tensor_sets: TensorSets,
         out: list[bytes],
         sums: dict[tuple[int, str], tuple[WeightedSum, list[int]]],
     ) -> dict[str, int]:
-        """Add the parcels of one device up that are merged, and put the others into the message."""
+        """Add the tensor sets of one device up that are merged, and put the others into the message."""
         payloads: dict[str, int] = {}
-        for name, parcel in local.returned(self.family, architecture).items():
-            if parcel.merge is None:
+        for name, tensor_set in local.returned(self.family, architecture).items():
+            if tensor_set.merge is None:
                 payloads[name] = len(out)
-                out.append(pack(parcels[name], parcel.layout))
+                out.append(pack(tensor_sets[name], tensor_set.layout))
                 continue
-            classes = self.family.classes if parcel.merge.present_classes else None
-            total, orders = sums.setdefault((order.group, name), (WeightedSum.zeros(parcel.layout, classes), []))
-            weight = device_weight(parcel.merge, self.examples.get(order.device, 4))
+            classes = self.family.classes if tensor_set.merge.present_classes else None
+            total, orders = sums.setdefault((order.group, name), (WeightedSum.zeros(tensor_set.layout, classes), []))
+            weight = device_weight(tensor_set.merge, self.examples.get(order.device, 4))
             present = None
             if classes is not None:
                 present = present_mask(self.classes.get(order.device, range(classes)), classes, "by hand")
-            total.add(flatten(parcels[name], parcel.layout), weight, present, parcel.class_spans)
+            total.add(flatten(tensor_sets[name], tensor_set.layout), weight, present, tensor_set.class_spans)
             orders.append(order.order)
         return payloads
 
@@ -252,8 +255,8 @@ class TwoExits(nn.Module):
         return [logits.expand(len(inputs), -1) for logits in (self.shallow, *middle, self.deep)]
 
 
-def a_bench(family: Family | None = None, architecture: Architecture | None = None, **changes: Any) -> Any:
-    """What a device half asks of its bench when it makes a loss; the device holds one example of every class."""
+def a_context(family: Family | None = None, architecture: Architecture | None = None, **changes: Any) -> Any:
+    """What a client step asks of its context when it makes a loss; the device holds one example of every class."""
     family = family or OneHidden()
     values = {
         "family": family,
@@ -267,6 +270,6 @@ def a_bench(family: Family | None = None, architecture: Architecture | None = No
     return SimpleNamespace(**values | changes)
 
 
-def loss_of(local: Local, model: Any, **changes: Any) -> Loss:
-    """The loss of a device half; `changes` are of the bench."""
-    return local.loss(a_bench(**changes), model)  # type: ignore[attr-defined]
+def loss_of(local: ClientStep, model: Any, **changes: Any) -> Loss:
+    """The loss of a client step; `changes` are of the context."""
+    return local.loss(a_context(**changes), model)  # type: ignore[attr-defined]

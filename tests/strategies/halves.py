@@ -1,5 +1,5 @@
 """One half of a method at a time, on numbers worked out by hand: a server half that is told what came back, and a
-device half over a model of one parameter."""
+client step over a model of one parameter."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def filled(method: Method, value: float) -> None:
 
 
 def came_back(
-    method: Method, examples: int, parcels: dict[str, float], device: int = 0, **facts: list[float]
+    method: Method, examples: int, tensor_sets: dict[str, float], device: int = 0, **facts: list[float]
 ) -> Trained:
-    """Let the method absorb the answer of one device, whose parcels hold one value everywhere."""
+    """Let the method absorb the answer of one device, whose tensor sets hold one value everywhere."""
     order = Order(device, method.scored_architecture)
-    local = method.local(order)
+    local = method.client_step(order)
     sent, returned = (way(FAMILY, order.architecture) for way in (local.sent, local.returned))
     group = Group(
         order.architecture,
@@ -47,11 +47,11 @@ def came_back(
         FAMILY.place(order.architecture),
     )
     sums = {}
-    for name, parcel in returned.items():
-        assert parcel.merge is not None
-        sums[name] = WeightedSum.zeros(parcel.layout)
-        contents = {e.name: torch.full(e.shape, parcels[name]) for e in parcel.layout.entries}
-        sums[name].add(flatten(contents, parcel.layout), device_weight(parcel.merge, examples))
+    for name, tensor_set in returned.items():
+        assert tensor_set.merge is not None
+        sums[name] = WeightedSum.zeros(tensor_set.layout)
+        contents = {e.name: torch.full(e.shape, tensor_sets[name]) for e in tensor_set.layout.entries}
+        sums[name].add(flatten(contents, tensor_set.layout), device_weight(tensor_set.merge, examples))
     method.absorb(Contribution(group, [device], [device], examples, sums, {}))
     return Trained(order, "a tier", examples, None, facts)
 
@@ -67,8 +67,8 @@ class OneParameter(nn.Module):
         return self.w * inputs
 
 
-class HandBench:
-    """A bench of a device with one example, f(1) = `label`, whose loss is half the squared error.
+class HandContext:
+    """A context of a device with one example, f(1) = `label`, whose loss is half the squared error.
 
     Its gradient in w is w - label. `kept` is what the device has kept.
     """

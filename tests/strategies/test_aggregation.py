@@ -120,13 +120,13 @@ def test_coordinates_have_owners_of_their_own(kind):
     torch.testing.assert_close(found, expected)
 
 
-def test_sizes_of_changes_are_compared_within_a_parcel():
+def test_sizes_of_changes_are_compared_within_a_tensor_set():
     """Changes of a are 0.1, 0.2 and 0.1, those of b 4, 2 and 3: bounded to 0.1 and to 3, each by its own median."""
     previous = {"a": torch.zeros(1), "b": torch.full((1,), 10.0)}
     mean = running_mean(previous, Aggregation("norm-bounded-mean"))
     for a, b in ((0.1, 14.0), (0.2, 12.0), (0.1, 13.0)):
-        for parcel, tensors in (("changes", {"a": torch.tensor([a])}), ("statistics", {"b": torch.tensor([b])})):
-            mean.add(whole(tensors), *of_device(tensors), parcel=parcel)
+        for tensor_set, tensors in (("changes", {"a": torch.tensor([a])}), ("statistics", {"b": torch.tensor([b])})):
+            mean.add(whole(tensors), *of_device(tensors), tensor_set=tensor_set)
     found = mean.mean(previous)
     assert float(found["a"]) == pytest.approx(0.1, rel=1e-4)
     assert float(found["b"]) == pytest.approx((13 + 12 + 13) / 3, rel=1e-6)

@@ -27,13 +27,13 @@ from wildflower.messages.packing import Layout
 from wildflower.models.family import make_family
 from wildflower.models.resnet import ResNet18
 from wildflower.models.vit import VitTiny
-from wildflower.rounds.layout_check import RehearsalError
+from wildflower.rounds.layout_check import DryRunError
 from wildflower.server_app.app import run
 from wildflower.server_app.checkpoint import load
 from wildflower.server_app.config import ConfigError
 from wildflower.server_app.run_folder import read_devices, read_rounds
 from wildflower.strategies.anycostfl import AnycostFL, AnycostFLParams, Code, channel_norms, code_of, strongest
-from wildflower.strategies.method import Contribution, Group, Order, Training, local_half, with_parameter_copies
+from wildflower.strategies.method import Contribution, Group, Order, Training, client_step_of, with_parameter_copies
 from wildflower.strategies.submodel import initial_weights
 
 
@@ -57,7 +57,7 @@ def test_devices_get_the_channels_whose_filters_are_strongest(tmp_path):
     }
     assert devices.received[1][FC_BIAS].tolist() == [0, 0]
     assert devices.received[1][CLASSIFIER].tolist() == [[1, 4]] * 3
-    assert {local_half(order.local) for order in devices.orders.values()} == {Training(weighting="examples")}
+    assert {client_step_of(order.client_step) for order in devices.orders.values()} == {Training(weighting="examples")}
 
 
 def test_every_coordinate_is_the_mean_over_its_owners_by_examples(tmp_path):
@@ -330,7 +330,7 @@ def says(error=0.0, bits=1, ranges=((1.0, 1.0),) + ((0.0, 0.0),) * 3, kernels="1
 
 def absorb(method, examples, data):
     order = Order(0, method.family.full())
-    local = method.local(order)
+    local = method.client_step(order)
     sent, returned = (way(method.family, order.architecture) for way in (local.sent, local.returned))
     placement = method.family.place(order.architecture)
     group = Group(order.architecture, method.selection(0, order.architecture), sent, returned, placement)
@@ -411,9 +411,9 @@ def test_uncompressed_devices_return_weights_and_both_aggregations_are_the_mean_
         keys = {"strategy": "anycostfl", "anycostfl.aggregation": aggregation, "run-name": aggregation}
         method = started(small_config(tmp_path, **keys))[0].method
         order = Order(0, method.family.full())
-        assert method.local(order) == Training(weighting="examples")
+        assert method.client_step(order) == Training(weighting="examples")
         plain = Training().returned(method.family, order.architecture)
-        assert method.local(order).returned(method.family, order.architecture) == plain
+        assert method.client_step(order).returned(method.family, order.architecture) == plain
         ends.append(load(run(simulated_grid(), small_config(tmp_path, **keys, rounds=2))).state.tensors)
     assert same_bits(*ends)
 
@@ -464,12 +464,12 @@ def test_a_simulation_has_the_bits_of_real_nodes_and_counts_what_travels(tmp_pat
         ({"dp-epsilon": 5.0}, "strategy = 'anycostfl': with these settings it learns more of devices"),
         (
             {"secure-aggregation": True, "secure-minimum": 4, "family": "pfl-cnn"},
-            "lets the server see sums only, .* every device returns the parcel 'update' by itself",
+            "lets the server see sums only, .* every device returns the tensor set 'update' by itself",
         ),
     ],
 )
 def test_what_does_not_go_with_compressed_updates_is_refused_before_round_1(tmp_path, keys, words):
-    with pytest.raises((ValueError, ConfigError, RehearsalError), match=words):
+    with pytest.raises((ValueError, ConfigError, DryRunError), match=words):
         started(small_config(tmp_path, **COMPRESSED | keys))
 
 

@@ -1,8 +1,8 @@
 """What holds for every method, whatever it learns.
 
 Bad replies, dead nodes and devices on nodes of their own meet the engine, and not the method: some stand for all.
-One sums with present classes, one is plain, one has parcels that are not merged, and one keeps models on devices; where
-devices have nodes of their own, there are also one with two networks and one that asks before it trains.
+One sums with present classes, one is plain, one has tensor sets that are not merged, and one keeps models on devices;
+where devices have nodes of their own, there are also one with two networks and one that asks before it trains.
 """
 
 import math
@@ -28,9 +28,9 @@ from tests.small_run import (
 from wildflower.messages.packing import Layout
 from wildflower.models.lenet import LeNet5
 from wildflower.strategies import METHODS as KINDS
-from wildflower.strategies.method import Local, Order
+from wildflower.strategies.method import ClientStep, Order
 
-SUMMING = ["heterofl", "all-large"]  # a node adds up its devices' parcels; the first with present classes
+SUMMING = ["heterofl", "all-large"]  # a node adds up its devices' tensor sets; the first with present classes
 REPRESENTATIVES = [*SUMMING, "hypemefed", "local"]
 ON_HARDWARE = [*REPRESENTATIVES, "rafl", "recipfl"]
 every_method = by_method()
@@ -61,10 +61,10 @@ def test_all_methods_are_here_under_the_names_of_their_files():
 @every_method
 def test_a_methods_device_half_states_the_loss_that_it_minimizes(method, tmp_path):
     chosen = started(small_config(tmp_path, **METHODS[method]))[0].method
-    local = chosen.local(Order(0, chosen.scored_architecture))
+    local = chosen.client_step(Order(0, chosen.scored_architecture))
     kind = type(local)
-    assert isinstance(local, Local)
-    assert kind.__module__.partition(".")[0] == "strategies"
+    assert isinstance(local, ClientStep)
+    assert kind.__module__.startswith("wildflower.strategies.")
     assert getattr(sys.modules[kind.__module__], kind.__name__) is kind  # where a device finds it
     told = kind.__dict__["__doc__"]
     assert "L =" in told or "minimize" in told
@@ -179,8 +179,8 @@ def a_group_that_is_not_there(reply, arrays):
     reply["sums"][0]["group"] = 77
 
 
-def a_sum_of_another_parcel(reply, arrays):
-    reply["sums"][0]["parcel"] = "statistics"
+def a_sum_of_another_tensor_set(reply, arrays):
+    reply["sums"][0]["tensor_set"] = "statistics"
 
 
 def a_sum_too_short(reply, arrays):
@@ -210,7 +210,7 @@ def no_device(reply, arrays):
 WHOLE = [wrong_round, wrong_run, twice_the_same_device, device_never_asked, an_order_never_given, an_outcome_of_its_own]
 WHOLE += [trained_on_nothing, more_examples_than_its_shard, examples_beyond_all_bounds, no_device]
 SUMS = [trained_but_sent_nothing, more_weight_in_the_sum, an_order_counted_twice, the_same_sum_twice]
-SUMS += [a_foreign_order_in_the_sum, a_group_that_is_not_there, a_sum_of_another_parcel, a_sum_too_short]
+SUMS += [a_foreign_order_in_the_sum, a_group_that_is_not_there, a_sum_of_another_tensor_set, a_sum_too_short]
 SUMS += [a_sum_that_is_not_there, a_negative_weight]
 
 
@@ -362,11 +362,11 @@ def a_payload_that_is_not_there(reply, arrays):
     reply["updates"][0]["payloads"]["weights"] = 5
 
 
-def a_parcel_of_another_name(reply, arrays):
+def a_tensor_set_of_another_name(reply, arrays):
     reply["updates"][0]["payloads"] = {"biases": 0}
 
 
-def a_parcel_more(reply, arrays):
+def a_tensor_set_more(reply, arrays):
     reply["updates"][0]["payloads"]["biases"] = 0
 
 
@@ -381,8 +381,8 @@ BAD_WEIGHTS = {
     "inf": (of_values(float("inf")), "holds values that are not finite"),
     "overflow": (of_values(1e30), "finite and small enough"),
     "no payload": (a_payload_that_is_not_there, "points to array 5"),
-    "unknown parcel": (a_parcel_of_another_name, "parcels ['biases'] came, not ['weights']"),
-    "extra parcel": (a_parcel_more, "parcels ['biases', 'weights'] came, not ['weights']"),
+    "unknown tensor set": (a_tensor_set_of_another_name, "tensor sets ['biases'] came, not ['weights']"),
+    "extra tensor set": (a_tensor_set_more, "tensor sets ['biases', 'weights'] came, not ['weights']"),
     "bad report": (a_report_of_impossible_memory, "memory_available_bytes"),
 }
 
@@ -467,7 +467,7 @@ def uninvited_weights(reply, arrays):
     arrays.append(bytes(Layout.of(LENET.tensors(LENET.full())).nbytes))
 
 
-def an_uninvited_parcel(reply, arrays):
+def an_uninvited_tensor_set(reply, arrays):
     reply["updates"][0]["payloads"] = {"weights": 0}
 
 
@@ -475,7 +475,7 @@ def an_uninvited_parcel(reply, arrays):
     ("change", "words"),
     [
         (uninvited_weights, "1 arrays, at most 0 are expected"),
-        (an_uninvited_parcel, "parcels ['weights'] came, not []"),
+        (an_uninvited_tensor_set, "tensor sets ['weights'] came, not []"),
     ],
 )
 def test_weights_that_nobody_asked_for_change_nothing(change, words, tmp_path, folder):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.client_app.work_orders import bench_of, cut, do, work_order
+from tests.client_app.work_orders import context_of, cut, do, work_order
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 from wildflower.client_app.kept_state import DeviceState
@@ -15,7 +15,7 @@ from wildflower.models.encoder import Encoder
 from wildflower.models.layers import MeanOfExits
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
-from wildflower.strategies.method import Model, Order, local_half
+from wildflower.strategies.method import Model, Order, client_step_of
 from wildflower.tasks.task import TaskSpec, load_task
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
@@ -99,7 +99,7 @@ def test_feddyn_by_hand(tmp_path):
     devices = Devices(VGG, lambda order, w: filled(w, values[order.device]))
     engine = engine_of(strategy, tmp_path)
     engine.run_round(devices.grid, 1, no_scores)
-    assert {order.local.settings["alpha"] for order in devices.orders.values()} == {0.5}
+    assert {order.client_step.settings["alpha"] for order in devices.orders.values()} == {0.5}
     expected = {"block0.conv1.weight": 7.25, "block1.norm1.bias": 2.75, "head.classifier.weight": 0.75}
     for name, value in expected.items():
         assert strategy.weights[name].unique().tolist() == [pytest.approx(value)]
@@ -145,7 +145,7 @@ def test_the_weight_of_mutual_learning_grows_to_1():
 
 def test_all_devices_of_a_round_learn_with_its_weight(tmp_path):
     _, devices = after_a_round(tmp_path, DepthFLParams(ramp_rounds=2, alpha=0.0))
-    halves = [local_half(order.local) for order in devices.orders.values()]
+    halves = [client_step_of(order.client_step) for order in devices.orders.values()]
     assert {type(local) for local in halves} == {MutualLearningOfExits}
     assert [local.weight for local in halves] == [pytest.approx(math.exp(-1.25))] * 3
     assert {local.weighting for local in halves} == {"uniform"}
@@ -166,7 +166,7 @@ def test_a_family_of_one_exit_is_refused(tmp_path):
         DepthFL(setup(tmp_path, Vgg(input_shape=(1, 8, 8), block_channels=(2, 3))), DepthFLParams())
 
 
-# The device half
+# The client step
 
 
 def learning(weight=1.0, alpha=0.0, ensemble=True):
@@ -204,11 +204,11 @@ ALPHA = 0.5
 
 
 def trained(state, exit, round_number, **changes):
-    """What device 0 makes of the first weights of an exit, and its bench."""
+    """What device 0 makes of the first weights of an exit, and its context."""
     order = work_order(local=learning(alpha=ALPHA), family=FAMILY, of=FAMILY.up_to(exit), seed=3)
     how = LocalTraining(steps=2, batch_size=10, learning_rate=0.1)
     done = do(order, how, family=FAMILY, state=state, round_number=round_number, **changes)
-    return done.answer.parcels["weights"]
+    return done.answer.tensor_sets["weights"]
 
 
 def test_a_device_keeps_its_correction_from_round_to_round(tmp_path):
@@ -249,7 +249,7 @@ def test_a_correction_moves_every_step_of_a_device(tmp_path):
         order = work_order(local=learning(alpha=ALPHA), family=FAMILY, of=FAMILY.full(), seed=3)
         how = LocalTraining(steps=1, batch_size=10, learning_rate=0.1)
         done = do(order, how, family=FAMILY, state=state, round_number=2)
-        ends.append(done.answer.parcels["weights"])
+        ends.append(done.answer.tensor_sets["weights"])
         losses.append(done.answer.loss)
     for name, _ in FAMILY.build(FAMILY.full()).named_parameters():
         torch.testing.assert_close(
@@ -271,10 +271,10 @@ def test_the_mean_of_exits_is_that_of_their_logits():
 @pytest.mark.parametrize(("scored", "ensemble"), [("ensemble", True), ("deepest", False)])
 def test_on_devices_the_same_is_scored_as_on_the_server(scored, ensemble, tmp_path):
     strategy = DepthFL(setup(tmp_path, VGG), DepthFLParams(scored=scored))
-    local = strategy.local(Order(0, VGG.up_to(2)))
+    local = strategy.client_step(Order(0, VGG.up_to(2)))
     assert local.ensemble == ensemble
     model = TwoExits([0.0, 4.0, 0.0], [2.0, 0.0, 0.0])
-    module = local.scored(bench_of(work_order()), model)
+    module = local.scored(context_of(work_order()), model)
     assert module is model if scored == "deepest" else module(torch.zeros(1, 1)).tolist() == [[1.0, 2.0, 0.0]]
     found = strategy.models([VGG.full(), VGG.up_to(1)])
     assert {model.exits for model in found.values()} == {"mean" if ensemble else "deepest"}

@@ -123,9 +123,9 @@ def test_feddf_averages_by_examples_before_it_distills():
     shared = {"ensemble": Ensemble(steps=1, learning_rate=1e-12)}
     method = FedDF(replace(setup(), shared=shared, public=public), Params())
     whole = FAMILY.full()
-    parcels = method.local(Order(0, whole)).returned(FAMILY, whole)
-    assert parcels["weights"].merge is None
-    group = Group(whole, method.selection(0, whole), {}, parcels, FAMILY.place(whole))
+    tensor_sets = method.client_step(Order(0, whole)).returned(FAMILY, whole)
+    assert tensor_sets["weights"].merge is None
+    group = Group(whole, method.selection(0, whole), {}, tensor_sets, FAMILY.place(whole))
     for device, (examples, value) in enumerate([(30, 0.6), (10, 1.0)]):
         weights = {name: torch.full(spec.shape, value) for name, spec in FAMILY.tensors(whole).items()}
         method.absorb(Contribution(group, [device], [device], examples, {}, {"weights": weights}))
@@ -243,7 +243,7 @@ def test_methods_pass_the_runs_layout_on(name, tmp_path, monkeypatch):
         seen.append(arguments[-1])
         return teach(*arguments)
 
-    monkeypatch.setattr(f"strategies.{name.split()[0]}.teach", note)
+    monkeypatch.setattr(f"wildflower.strategies.{name.split()[0]}.teach", note)
     engine, scorer = started(small_config(tmp_path, **METHODS[name] | {"layout": "channels-last"}))
     engine.run_round(simulated_grid(), 1, scorer)
     assert seen == ["channels-last"]

@@ -77,7 +77,7 @@ def test_a_family_with_one_exit_has_no_accuracy_by_exit(tmp_path):
     assert engine.run_round(simulated_grid(), 1, scorer).record["score_by_exit"] is None
 
 
-# The device halves
+# The client steps
 
 
 HALVES = [

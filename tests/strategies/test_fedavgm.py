@@ -3,7 +3,7 @@ import torch
 
 from tests.small_run import simulated_grid, small_config, started
 from tests.strategies.halves import came_back, filled, setup
-from wildflower.messages.parcels import STATISTICS
+from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.strategies.fedavgm import FedAvgM, FedAvgMParams
 
 

@@ -26,7 +26,7 @@ class Line(nn.Module):
         return self.w * x + self.alphas.a
 
 
-class Bench:
+class ClientContext:
     """f(1) = 0 is trained on, f(2) = 5 is held out; the loss is half the squared error.
 
     trained, held_out: examples (x, y) with f(x) = y; each is a part of its half's batch.
@@ -59,9 +59,9 @@ def test_a_pair_of_steps_by_hand(validation_weight, a):
     0.9 - 0.5 3.2 = -0.7 and 0.9 - 0.2 3.2 = 0.26: Adam's first step is its rate, downhill.
     """
     half = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=validation_weight)
-    answer = half.train(Bench(1))
-    assert float(answer.parcels["weights"]["w"]) == pytest.approx(0.9)
-    assert float(answer.parcels["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
+    answer = half.train(ClientContext(1))
+    assert float(answer.tensor_sets["weights"]["w"]) == pytest.approx(0.9)
+    assert float(answer.tensor_sets["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
     assert answer.loss == pytest.approx(0.5)
 
 
@@ -72,17 +72,17 @@ def test_the_gradients_of_a_batch_in_parts_are_means(validation_weight, a):
     In a: (0.5 + 1.5) / 2 = 1 of what is trained on. Held out are f(2) = 5 and f(2) = 1: (-4 + 0) / 2 = -2, so that
     1 - 0.4 2 = 0.2 and 1 - 0.6 2 = -0.2. With a sum in place of one of the means one of the signs would be another.
     """
-    bench = Bench(1, trained=((1.0, 0.0), (3.0, 0.0)), held_out=((2.0, 5.0), (2.0, 1.0)))
-    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=validation_weight).train(bench)
-    assert float(answer.parcels["weights"]["w"]) == pytest.approx(0.5)
-    assert float(answer.parcels["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
+    context = ClientContext(1, trained=((1.0, 0.0), (3.0, 0.0)), held_out=((2.0, 5.0), (2.0, 1.0)))
+    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=validation_weight).train(context)
+    assert float(answer.tensor_sets["weights"]["w"]) == pytest.approx(0.5)
+    assert float(answer.tensor_sets["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
     assert answer.loss == pytest.approx((0.5 + 4.5) / 2)
 
 
 def test_the_next_step_of_the_weights_knows_the_new_alpha():
     """a = 0.01, w = 0.9: w <- 0.9 - 0.1 (0.9 + 0.01) = 0.809."""
-    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=0.5).train(Bench(2))
-    assert float(answer.parcels["weights"]["w"]) == pytest.approx(0.809)
+    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=0.5).train(ClientContext(2))
+    assert float(answer.tensor_sets["weights"]["w"]) == pytest.approx(0.809)
 
 
 def test_a_family_without_operations_to_mix_is_refused():

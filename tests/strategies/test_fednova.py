@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.strategies.halves import HandBench, came_back, filled, setup
+from tests.strategies.halves import HandContext, came_back, filled, setup
 from wildflower.strategies.aggregation import Aggregation
 from wildflower.strategies.fednova import FedNova, NormalizedTraining, effective_steps
 from wildflower.strategies.method import Order
@@ -27,10 +27,10 @@ def test_a_device_returns_its_change_per_effective_step():
 
     a = 2.5, so that d = (1 - 0.76) / 2.5 = 0.096.
     """
-    bench = HandBench(1.0, 0.0, steps=2, learning_rate=0.1, momentum=0.5)
-    answer = NormalizedTraining().train(bench)
+    context = HandContext(1.0, 0.0, steps=2, learning_rate=0.1, momentum=0.5)
+    answer = NormalizedTraining().train(context)
     assert answer.facts == {"effective_steps": [pytest.approx(2.5)]}
-    assert answer.parcels["changes"]["w"].tolist() == pytest.approx([0.096])
+    assert answer.tensor_sets["changes"]["w"].tolist() == pytest.approx([0.096])
 
 
 def test_one_step_of_the_server_by_hand():
@@ -96,9 +96,11 @@ def test_steps_of_adam_are_not_counted():
 
 def test_what_a_device_sends_is_as_large_as_the_model():
     method = FedNova(setup(), Params())
-    returned = method.local(Order(0, method.scored_architecture)).returned(method.family, method.scored_architecture)
+    returned = method.client_step(Order(0, method.scored_architecture)).returned(
+        method.family, method.scored_architecture
+    )
     whole = method.family.tensors(method.scored_architecture)
-    assert {e.name for parcel in returned.values() for e in parcel.layout.entries} == set(whole)
+    assert {e.name for tensor_set in returned.values() for e in tensor_set.layout.entries} == set(whole)
 
 
 def test_a_device_that_took_no_step_is_refused():

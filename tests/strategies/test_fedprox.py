@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.strategies.by_hand import Devices, Logits, OneHidden, engine_of, loss_of, no_scores, setup
-from tests.strategies.halves import HandBench
+from tests.strategies.halves import HandContext
 from wildflower.client_app.context import regularizing
 from wildflower.strategies.fedprox import FedProx, FedProxParams, ProximalTraining
-from wildflower.strategies.method import local_half
+from wildflower.strategies.method import client_step_of
 from wildflower.strategies.shared_losses import Regularizer
 
 
@@ -17,7 +17,7 @@ def test_devices_minimize_with_the_proximal_term_on_the_whole_model(tmp_path):
     engine_of(FedProx(setup(tmp_path, family), FedProxParams(mu=0.25)), tmp_path).run_round(devices.grid, 1, no_scores)
     assert sorted(devices.orders) == [0, 1, 2]
     for order in devices.orders.values():
-        assert local_half(order.local) == ProximalTraining(mu=0.25, weighting="examples")
+        assert client_step_of(order.client_step) == ProximalTraining(mu=0.25, weighting="examples")
         assert order.architecture["widths"] == [4]
 
 
@@ -26,9 +26,9 @@ def test_two_steps_of_a_device_by_hand():
 
     Then 0.9 + 3 (0.9 - 1) = 0.6, and w = 0.84; the loss that is reported is 0.9^2 / 2 + 3 / 2 (0.9 - 1)^2 = 0.42.
     """
-    bench = HandBench(1.0, 0.0, steps=2, learning_rate=0.1)
-    answer = ProximalTraining(mu=3.0).train(bench)
-    assert answer.parcels["weights"]["w"].tolist() == pytest.approx([0.84])
+    context = HandContext(1.0, 0.0, steps=2, learning_rate=0.1)
+    answer = ProximalTraining(mu=3.0).train(context)
+    assert answer.tensor_sets["weights"]["w"].tolist() == pytest.approx([0.84])
     assert answer.loss == pytest.approx(0.42)
 
 

@@ -25,7 +25,7 @@ from wildflower.models.cost import _Step, cost, distinct_convolutions
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
 from wildflower.strategies.fjord import FjORD, FjORDParams, OrderedDropout, training_cost
-from wildflower.strategies.method import Order, local_half
+from wildflower.strategies.method import Order, client_step_of
 
 WIDTHS = (1.0, 0.5, 0.25)
 
@@ -44,7 +44,7 @@ def after_a_round(folder, params=FjORDParams(), silent=()):
 @pytest.mark.parametrize("distillation", [False, True])
 def test_a_device_draws_among_the_widths_up_to_its_own(distillation, tmp_path):
     _, devices = after_a_round(tmp_path, FjORDParams(distillation=distillation))
-    halves = {device: local_half(order.local) for device, order in devices.orders.items()}
+    halves = {device: client_step_of(order.client_step) for device, order in devices.orders.items()}
     assert {type(local) for local in halves.values()} == {OrderedDropout}
     assert {local.distillation for local in halves.values()} == {distillation}
     assert {local.weighting for local in halves.values()} == {"examples"}
@@ -135,7 +135,7 @@ def test_convolutions_behind_an_early_exit_are_found():
     assert distinct_convolutions(family, family.full()) == {conv1, conv2, ((64, 2, 2), (128, 2, 2), 3)}
 
 
-# The device half, by hand: one input of 1, four hidden channels of value 1, three classes. The logits of the first
+# The client step, by hand: one input of 1, four hidden channels of value 1, three classes. The logits of the first
 # class add ln 2 for each of channels 0, 1 and 3; the other classes' are 0. Of width 1/4 the softmax is (2, 1, 1) / 4,
 # of width 1 it is (8, 1, 1) / 10.
 LN2 = math.log(2)
@@ -279,7 +279,7 @@ def test_candidates_of_the_familys_own_take_the_place_of_widths(keys, below, tmp
     """`widths` play no part there; draws are among the candidates that lie inside the device's own."""
     engine, scorer = started(small_config(tmp_path, **METHODS["fjord"] | {"widths": "1, 0.5"} | keys))
     strategy = engine.method
-    lower = [strategy.local(Order(0, candidate)).lower for candidate in strategy.candidates]
+    lower = [strategy.client_step(Order(0, candidate)).lower for candidate in strategy.candidates]
     assert [len(levels) for levels in lower] == below
     assert lower[0] == tuple(strategy.candidates[1 : 1 + below[0]])
     result = engine.run_round(simulated_grid(), 1, scorer)

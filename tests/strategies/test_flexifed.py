@@ -32,7 +32,7 @@ def at_zero(method):
 
 
 def group_of(method, architecture, device=0):
-    local = method.local(Order(device, architecture))
+    local = method.client_step(Order(device, architecture))
     sent, returned = (way(method.family, architecture) for way in (local.sent, local.returned))
     return Group(architecture, LEADING, sent, returned, method.family.place(architecture))
 
@@ -44,10 +44,10 @@ def a_round(method, values):
         for value in of_type:
             device, examples = len(trained), 10 * len(trained) + 1
             group = group_of(method, architecture, device)
-            parcel = group.returned["weights"]
-            total = WeightedSum.zeros(parcel.layout)
-            contents = {e.name: torch.full(e.shape, value) for e in parcel.layout.entries}
-            total.add(flatten(contents, parcel.layout), device_weight(parcel.merge, examples))
+            tensor_set = group.returned["weights"]
+            total = WeightedSum.zeros(tensor_set.layout)
+            contents = {e.name: torch.full(e.shape, value) for e in tensor_set.layout.entries}
+            total.add(flatten(contents, tensor_set.layout), device_weight(tensor_set.merge, examples))
             method.absorb(Contribution(group, [device], [device], examples, {"weights": total}, {}))
             trained.append(Trained(Order(device, architecture), "a tier", examples, None, {}))
     method.finish_round(trained)
@@ -151,20 +151,23 @@ def test_layers_of_its_own_travel_to_a_device_once():
     """In a device's first round with a type; then common tensors only, both ways."""
     method = flexifed("basic")
     whole = method.candidates[0]
-    first = method.local(Order(3, whole))
+    first = method.client_step(Order(3, whole))
     sent, returned = first.sent(VIT, whole), first.returned(VIT, whole)
     assert [len(sent[name].layout.entries) for name in ("weights", "own")] == [SHARED, len(VIT.tensors(whole)) - SHARED]
     assert len(returned["weights"].layout.entries) == SHARED
-    everything = sum(parcel.layout.nbytes for parcel in sent.values())
+    everything = sum(tensor_set.layout.nbytes for tensor_set in sent.values())
     assert method.cost(whole).payload_bytes == everything == 4 * method.cost(whole).parameters
     payload = method.payload(group_of(method, whole, 3))
     assert {name: list(tensors) for name, tensors in payload.items()} == {
-        name: [e.name for e in parcel.layout.entries] for name, parcel in sent.items()
+        name: [e.name for e in tensor_set.layout.entries] for name, tensor_set in sent.items()
     }
     method.finish_round([Trained(Order(3, whole), "a tier", 1, None, {})])
-    assert method.local(Order(3, whole)).sent(VIT, whole).keys() == {"weights"}
-    assert method.local(Order(3, method.candidates[1])).sent(VIT, method.candidates[1]).keys() == {"weights", "own"}
-    assert method.local(Order(4, whole)).sent(VIT, whole).keys() == {"weights", "own"}
+    assert method.client_step(Order(3, whole)).sent(VIT, whole).keys() == {"weights"}
+    assert method.client_step(Order(3, method.candidates[1])).sent(VIT, method.candidates[1]).keys() == {
+        "weights",
+        "own",
+    }
+    assert method.client_step(Order(4, whole)).sent(VIT, whole).keys() == {"weights", "own"}
     assert method.cost(whole).payload_bytes == everything  # whoever has begun
     assert method.scored_on_devices() == [(3, whole, LEADING)]
     assert method.models([whole]) == {}
@@ -191,7 +194,7 @@ def test_a_device_goes_on_with_its_own_layers():
     value = {n: 2.0 if i < SHARED else 7.0 for i, n in enumerate(names)}
     tensors = {n: torch.full(VIT.tensors(architecture)[n].shape, value[n]) for n in names}
     received = {"weights": {n: tensors[n] for n in names[:SHARED]}, "own": {n: tensors[n] for n in names[SHARED:]}}
-    bench = SimpleNamespace(
+    context = SimpleNamespace(
         received=received,
         build=build,
         kept=kept.get,
@@ -200,12 +203,12 @@ def test_a_device_goes_on_with_its_own_layers():
         family=VIT,
         architecture=architecture,
     )
-    answer = TrainingOfCommonLayers(weighting="uniform", common=SHARED, begins=True).train(bench)
+    answer = TrainingOfCommonLayers(weighting="uniform", common=SHARED, begins=True).train(context)
     assert built[0] == {n: [value[n]] for n in names}
     assert set(kept["own"]) == set(names[SHARED:])
-    assert answer.parcels["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
+    assert answer.tensor_sets["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
     received["own"]["head.norm.weight"] = torch.zeros(4)
-    TrainingOfCommonLayers(weighting="uniform", common=SHARED, begins=True).train(bench)
+    TrainingOfCommonLayers(weighting="uniform", common=SHARED, begins=True).train(context)
     assert built[1]["head.norm.weight"] == [8.0]
 
 

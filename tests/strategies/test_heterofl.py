@@ -20,7 +20,7 @@ from tests.strategies.by_hand import (
 from wildflower.models.lenet import LeNet5
 from wildflower.rounds.engine import Scores
 from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams, MaskedTraining
-from wildflower.strategies.method import local_half
+from wildflower.strategies.method import client_step_of
 from wildflower.strategies.statistics import TakeStatistics
 
 STATISTICS = TakeStatistics(examples=2).reference()
@@ -79,7 +79,7 @@ def test_devices_get_the_leading_channels_that_fit_and_the_masked_objective(tmp_
     engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     assert {d: w[FC].flatten().tolist() for d, w in devices.received.items()} == {0: [0, 1, 2, 3], 1: [0, 1], 2: [0]}
     for order in devices.orders.values():
-        assert local_half(order.local) == MaskedTraining(weighting="uniform")
+        assert client_step_of(order.client_step) == MaskedTraining(weighting="uniform")
 
 
 def test_dynamic_devices_draw_among_the_widths_they_afford(tmp_path):
@@ -111,7 +111,7 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(count, tmp_path):
     scored = []
 
     def answer(order, weights):
-        if order.local != STATISTICS:
+        if order.client_step != STATISTICS:
             return weights
         value = {0: 1.0, 1: 5.0, 2: 5.0}[order.device]
         return {"statistics": {name: torch.full_like(v, value) for name, v in weights.items() if "running" in name}}
@@ -136,7 +136,7 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(count, tmp_path):
     assert model.family == both
     assert set(model.weights) == set(both.tensors(both.full()))
     statistics = torch.cat([value for name, value in model.weights.items() if "running" in name])
-    asked = sorted(d for d, o in devices.orders.items() if o.local == STATISTICS)
+    asked = sorted(d for d, o in devices.orders.items() if o.client_step == STATISTICS)
     assert len(asked) == (count or 3)
     expected = {(0, 1): 4.0, (0, 2): 4.0, (1, 2): 5.0, (0, 1, 2): 31 / 7}[tuple(asked)]
     assert statistics.unique().tolist() == [pytest.approx(expected, abs=1e-6)]

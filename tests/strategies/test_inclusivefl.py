@@ -17,8 +17,8 @@ from wildflower.models.vit import VitTiny
 from wildflower.strategies import inclusivefl
 from wildflower.strategies.inclusivefl import (
     InclusiveFL,
-    InclusiveFLLocal,
     InclusiveFLParams,
+    InclusiveFLStep,
     _check_alike,
     layers_of,
     types_of,
@@ -42,7 +42,7 @@ def at_zero(method):
 
 
 def group_of(method, architecture):
-    local = method.local(Order(0, architecture))
+    local = method.client_step(Order(0, architecture))
     sent, returned = (way(method.family, architecture) for way in (local.sent, local.returned))
     return Group(architecture, method.selection(0, architecture), sent, returned, method.family.place(architecture))
 
@@ -52,13 +52,13 @@ def a_round(method, changes):
     trained = []
     for architecture, of_type in zip(reversed(method.candidates), changes, strict=True):
         group = group_of(method, architecture)
-        parcel = group.returned["weights"]
+        tensor_set = group.returned["weights"]
         for change in of_type:
             device = len(trained)
             weights = method.payload(group)["weights"]
-            contents = {e.name: weights[e.name] + change for e in parcel.layout.entries}
-            total = WeightedSum.zeros(parcel.layout)
-            total.add(flatten(contents, parcel.layout), device_weight(parcel.merge, 10 * device + 1))
+            contents = {e.name: weights[e.name] + change for e in tensor_set.layout.entries}
+            total = WeightedSum.zeros(tensor_set.layout)
+            total.add(flatten(contents, tensor_set.layout), device_weight(tensor_set.merge, 10 * device + 1))
             method.absorb(Contribution(group, [device], [device], 10 * device + 1, {"weights": total}, {}))
             trained.append(Trained(Order(device, architecture), "a tier", 10 * device + 1, None, {}))
     method.finish_round(trained)
@@ -267,7 +267,7 @@ def test_a_head_that_a_module_defines_first_is_a_head():
     layers = layers_of(family, family.full())
     assert layers.head == ("head.weight", "head.bias")
     assert layers.embeddings == ("stem.weight", "stem.bias")
-    assert set(inclusive(family, head="own").local(Order(0, family.full())).head) == set(layers.head)
+    assert set(inclusive(family, head="own").client_step(Order(0, family.full())).head) == set(layers.head)
 
 
 def test_a_head_of_ones_own_wants_a_head(monkeypatch):
@@ -279,11 +279,11 @@ def test_a_head_of_ones_own_wants_a_head(monkeypatch):
 def test_a_head_of_ones_own_stays_on_the_device():
     method = inclusive(head="own")
     architecture = method.candidates[0]
-    local = method.local(Order(0, architecture))
+    local = method.client_step(Order(0, architecture))
     heads = {"head.norm.weight", "head.norm.bias", "head.classifier.weight", "head.classifier.bias"}
     assert set(local.head) == heads
-    for parcels in (local.sent(VIT, architecture), local.returned(VIT, architecture)):
-        assert not heads & {entry.name for entry in parcels["weights"].layout.entries}
+    for tensor_sets in (local.sent(VIT, architecture), local.returned(VIT, architecture)):
+        assert not heads & {entry.name for entry in tensor_sets["weights"].layout.entries}
     assert not heads & set(method.weights[architecture])
     assert method.models([architecture]) == {}
 
@@ -303,24 +303,24 @@ def test_a_device_trains_its_own_head_and_keeps_it():
         return 0.5
 
     received = {n: torch.full(s.shape, 2.0) for n, s in VIT.tensors(architecture).items() if n not in head}
-    bench = SimpleNamespace(
+    context = SimpleNamespace(
         received={"weights": received},
         build=lambda weights=None: VIT.build(architecture),
         kept=kept.get,
         keep=kept.__setitem__,
         fit=fit,
     )
-    answer = InclusiveFLLocal(head=head, rate=2.5).train(bench)
+    answer = InclusiveFLStep(head=head, rate=2.5).train(context)
     assert kept["head"]["head.classifier.bias"].unique().tolist() == [8.0]
-    assert set(answer.parcels["weights"]) == set(received)
-    assert answer.parcels["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
+    assert set(answer.tensor_sets["weights"]) == set(received)
+    assert answer.tensor_sets["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
 
 
 def test_types_may_have_rates_of_their_own():
     method = inclusive(rates=(2.5, 1.5, 1.0))
-    rates = [method.local(Order(0, architecture)).rate for architecture in method.candidates]
+    rates = [method.client_step(Order(0, architecture)).rate for architecture in method.candidates]
     assert rates == [1.0, 1.5, 2.5]  # largest first
-    assert {inclusive().local(Order(0, a)).rate for a in method.candidates} == {1.0}
+    assert {inclusive().client_step(Order(0, a)).rate for a in method.candidates} == {1.0}
     for wrong in ((1.0, 2.0), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0), (1.0, 1.0, float("inf"))):
         with pytest.raises(ValueError, match="a number above 0 for each of the 3 types of models, smallest first"):
             inclusive(rates=wrong)

@@ -30,7 +30,7 @@ def test_what_a_link_can_carry_does_not_bind_a_device_of_which_nothing_travels(t
         assert method.assign(0, Budget(memory_bytes, 0, 0)) == architecture
     below = Budget(method.cost(quarter).peak_training_memory_bytes - 1)
     assert method.assign(0, below) is None
-    local = method.local(Order(0, whole))
+    local = method.client_step(Order(0, whole))
     assert local == TrainingAlone()
     assert local.sent(method.family, whole) == local.returned(method.family, half) == {}
 

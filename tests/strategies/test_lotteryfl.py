@@ -12,7 +12,7 @@ from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import FAMILY, filled, setup
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
-from wildflower.messages.parcels import nbytes
+from wildflower.messages.tensor_sets import nbytes
 from wildflower.models.layers import TensorSpec
 from wildflower.strategies.lotteryfl import (
     LotteryFL,
@@ -67,7 +67,7 @@ SPECS = {
 LAYER = SimpleNamespace(tensors=lambda architecture: SPECS)
 
 
-def bench(received, kept=None, keeps=True, xs=(1,)):
+def context(received, kept=None, keeps=True, xs=(1,)):
     """One example (1, 1), whose one class is right by necessity; L = (f - 4)^2 / 2, one step of 0.1.
 
     xs: of the examples (x, x) of the step, each of which is a part of the batch.
@@ -112,16 +112,16 @@ def sent():
 
 
 def returned(answer):
-    weights = answer.parcels["weights"]
+    weights = answer.tensor_sets["weights"]
     return [round(v, 5) for v in (*weights["layer.weight"].flatten().tolist(), *weights["layer.bias"].tolist())]
 
 
 def test_a_device_prunes_rewinds_and_trains_what_is_left():
     """Of 3 and 2 the 2 goes. From w_0 = (1, 0), b = 0: f = 1, its gradient -3; w = (1.3, 0), b = 0.3."""
-    where = bench(sent())
+    where = context(sent())
     answer = ticket().train(where)
     assert returned(answer) == [1.3, 0.0, 0.3]
-    assert answer.parcels["still_kept"]["layer.weight"].tolist() == [0b10000000]
+    assert answer.tensor_sets["still_kept"]["layer.weight"].tolist() == [0b10000000]
     assert where.tensors["initial"]["layer.weight"].tolist() == [[1.0, 1.0]]
 
 
@@ -133,25 +133,25 @@ def test_a_device_that_does_not_prune_goes_on_from_the_global_model(half):
     received = sent()
     if not half.begins:
         del received["initial"]
-    answer = half.train(bench(received))
+    answer = half.train(context(received))
     assert returned(answer) == [2.8, 1.8, 0.8]
-    assert answer.parcels["still_kept"]["layer.weight"].tolist() == [0b11000000]
+    assert answer.tensor_sets["still_kept"]["layer.weight"].tolist() == [0b11000000]
 
 
 def test_the_gradients_of_a_batch_in_parts_are_added_up():
     """Examples (1, 1) and (2, 2): f = 6 and 11, gradients 2 and 7. In the mean (2 + 14) / 2 = 8 in w and 4.5 in b."""
-    answer = ticket(threshold=1.0).train(bench(sent(), xs=(1, 2)))
+    answer = ticket(threshold=1.0).train(context(sent(), xs=(1, 2)))
     assert returned(answer) == [2.2, 1.2, 0.55]
     assert answer.loss == pytest.approx((2**2 + 7**2) / 4)
 
 
 def test_a_device_begins_from_first_weights_that_it_kept():
     received, kept = {"weights": sent()["weights"]}, {"initial": sent()["initial"]}
-    assert returned(ticket(begins=False).train(bench(received, kept))) == [1.3, 0.0, 0.3]
+    assert returned(ticket(begins=False).train(context(received, kept))) == [1.3, 0.0, 0.3]
 
 
 def test_in_an_evaluation_nothing_is_pruned():
-    assert returned(ticket().train(bench(sent(), keeps=False))) == [2.8, 1.8, 0.8]
+    assert returned(ticket().train(context(sent(), keeps=False))) == [2.8, 1.8, 0.8]
 
 
 def test_pruned_weights_stay_0_and_do_not_travel():
@@ -161,16 +161,16 @@ def test_pruned_weights_stay_0_and_do_not_travel():
         "weights": {"layer.weight": torch.tensor([2.0]), "layer.bias": torch.tensor([1.0])},
         "mask": {"layer.weight": torch.tensor([0b01000000], dtype=torch.uint8)},
     }
-    answer = half.train(bench(received))
+    answer = half.train(context(received))
     assert returned(answer) == [2.1, 1.1]
     assert answer.model.layer.weight.tolist() == [[0.0, pytest.approx(2.1)]]
-    assert answer.parcels.keys() == half.returned(LAYER, None).keys() == {"weights"}
+    assert answer.tensor_sets.keys() == half.returned(LAYER, None).keys() == {"weights"}
     assert half.sent(LAYER, None).keys() == {"weights", "mask"}
     # Two numbers of four bytes each, and one bit per weight.
     assert (nbytes(half.sent(LAYER, None)), nbytes(half.returned(LAYER, None))) == (9, 8)
     received["mask"]["layer.weight"] = torch.tensor([0b11000000], dtype=torch.uint8)
     with pytest.raises(MessageError, match="keeps 2 weights, not 1"):
-        half.train(bench(received))
+        half.train(context(received))
 
 
 # The server half
@@ -185,7 +185,7 @@ def lottery(**params):
 def came_back(method, device, value, kept=None):
     """A device returns one value everywhere, and the first `kept(n)` of n weights of every tensor are still kept."""
     architecture = method.architecture
-    half = method.local(Order(device, architecture))
+    half = method.client_step(Order(device, architecture))
     sent, returned = half.sent(FAMILY, architecture), half.returned(FAMILY, architecture)
     group = Group(architecture, method.selection(device, architecture), sent, returned, FAMILY.place(architecture))
     weights = {e.name: torch.full(e.shape, value) for e in returned["weights"].layout.entries}
@@ -229,7 +229,7 @@ def test_the_mean_over_the_devices_that_keep_a_weight():
 
 def group_of(method, device):
     architecture = method.architecture
-    half = method.local(Order(device, architecture))
+    half = method.client_step(Order(device, architecture))
     sent, returned = half.sent(FAMILY, architecture), half.returned(FAMILY, architecture)
     return Group(architecture, method.selection(device, architecture), sent, returned, FAMILY.place(architecture))
 
@@ -249,18 +249,18 @@ def test_first_weights_travel_once_and_again_where_they_are_lost():
     method = lottery()
     whole = method.architecture
     parameters = sum(value.numel() for value in method.initial.values())
-    first = method.local(Order(0, whole))
+    first = method.client_step(Order(0, whole))
     assert first.sent(FAMILY, whole).keys() == {"weights", "initial"}
     assert method.cost(whole).payload_bytes == nbytes(first.sent(FAMILY, whole))
     assert nbytes(first.sent(FAMILY, whole)) == first.sent(FAMILY, whole)["weights"].layout.nbytes + 4 * parameters
     method.finish_round([came_back(method, 0, 3.0)])
-    assert method.local(Order(0, whole)).sent(FAMILY, whole).keys() == {"weights"}
-    assert method.local(Order(1, whole)).begins
+    assert method.client_step(Order(0, whole)).sent(FAMILY, whole).keys() == {"weights"}
+    assert method.client_step(Order(1, whole)).begins
     # A device that says in a later round that its state is gone.
     done = came_back(method, 0, 3.0)
     method.lost(0)
     method.finish_round([done])
-    assert method.local(Order(0, whole)).begins
+    assert method.client_step(Order(0, whole)).begins
 
 
 def test_a_restart_goes_on_with_all_masks():

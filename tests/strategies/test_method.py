@@ -1,4 +1,4 @@
-"""What all device halves share: the plain loss, and how a work order names one with its settings."""
+"""What all client steps share: the plain loss, and how a work order names one with its settings."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.strategies.by_hand import Logits, loss_of
 from wildflower.messages.error import MessageError
-from wildflower.messages.orders import LocalHalf
+from wildflower.messages.orders import StepReference
 from wildflower.models.architecture import Architecture
 from wildflower.models.lenet import LeNet5
 from wildflower.strategies.depthfl import MutualLearningOfExits
@@ -18,7 +18,7 @@ from wildflower.strategies.fjord import OrderedDropout
 from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
 from wildflower.strategies.local import TrainingAlone
-from wildflower.strategies.method import ClassCounts, Local, Training, local_half
+from wildflower.strategies.method import ClassCounts, ClientStep, Training, client_step_of
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.scalefl import WeightedExits
 from wildflower.strategies.statistics import TakeStatistics
@@ -58,17 +58,17 @@ def test_the_loss_is_the_tasks():
     assert float(loss(torch.zeros(2, 1), torch.tensor([5, 4])).detach()) == pytest.approx((1 + 4) / 2)
 
 
-# How a device half travels
+# How a client step travels
 
 
 @pytest.mark.parametrize("local", HALVES, ids=repr)
 def test_a_device_half_comes_back_with_its_settings(local):
-    sent = LocalHalf.model_validate_json(local.reference().model_dump_json())
-    back = local_half(sent)
+    sent = StepReference.model_validate_json(local.reference().model_dump_json())
+    back = client_step_of(sent)
     assert type(back) is type(local)
     assert back == local
-    assert hash(back) == hash(local)  # parcels and prices are kept by it
-    assert local_half(sent) is back  # every order of a round names the same
+    assert hash(back) == hash(local)  # tensor sets and prices are kept by it
+    assert client_step_of(sent) is back  # every order of a round names the same
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_a_device_half_comes_back_with_its_settings(local):
 def test_a_name_that_is_no_reference_is_refused(name):
     words = f"{name!r} must be like 'package.module:Name'"
     with pytest.raises(MessageError, match=re.escape(words)):
-        local_half(LocalHalf(name=name))
+        client_step_of(StepReference(name=name))
 
 
 def test_a_name_is_bounded_before_anything_reads_it():
     with pytest.raises(ValidationError, match="at most 300 characters"):
-        LocalHalf(name="wildflower.strategies.method:" + 300 * "T")
+        StepReference(name="wildflower.strategies.method:" + 300 * "T")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_name_is_bounded_before_anything_reads_it():
 )
 def test_what_this_device_has_not_is_said(name, why):
     with pytest.raises(MessageError, match=re.escape(f"this device cannot train as it is asked to: {why}")) as error:
-        local_half(LocalHalf(name=name))
+        client_step_of(StepReference(name=name))
     assert str(error.value).endswith("Is its app the server's?")
 
 
@@ -134,17 +134,17 @@ def test_what_this_device_has_not_is_said(name, why):
         "wildflower.strategies.fedprox:FedProx",
         "wildflower.strategies.fedprox:FedProxParams",
         "wildflower.messages.orders:LocalTraining",
-        "wildflower.strategies.method:Local",
+        "wildflower.strategies.method:ClientStep",
     ],
 )
 def test_what_is_no_device_half_is_refused_and_not_called(name):
     words = (
         "this device cannot train as it is asked to: "
         + re.escape(name)
-        + " (is .*: the device half of a method is|lacks train)"
+        + " (is .*: the client step of a method is|lacks train)"
     )
     with pytest.raises(MessageError, match=words):
-        local_half(LocalHalf(name=name, settings={"command": "true"}))
+        client_step_of(StepReference(name=name, settings={"command": "true"}))
 
 
 FINITE = "Input should be a finite number"
@@ -194,19 +194,19 @@ def test_a_setting_out_of_its_bounds_is_refused_by_its_name(local, change, words
     settings = reference.settings | change
     settings = {key: value for key, value in settings.items() if value is not KeyError}
     # As it comes out of a message: JSON of the device's own reading.
-    sent = LocalHalf.model_construct(name=reference.name, settings=settings)
+    sent = StepReference.model_construct(name=reference.name, settings=settings)
     with pytest.raises(MessageError, match=re.escape(f"{reference.name}: setting {words}")):
-        local_half(sent)
+        client_step_of(sent)
 
 
 # What travels
 
 
 @pytest.mark.parametrize("local", HALVES, ids=repr)
-def test_parcels_follow_from_the_settings_and_the_architecture_alone(local):
+def test_tensor_sets_follow_from_the_settings_and_the_architecture_alone(local):
     """Server and device derive them, each by itself."""
     family = LeNet5(input_shape=(1, 8, 8))
-    back = local_half(local.reference())
+    back = client_step_of(local.reference())
     for architecture in (family.full(), family.width(0.5)):
         assert back.sent(family, architecture) == local.sent(family, architecture)
         assert back.returned(family, architecture) == local.returned(family, architecture)
@@ -221,4 +221,4 @@ def test_a_device_half_is_constant():
     with pytest.raises(ValidationError, match="frozen"):
         ProximalTraining(mu=0.5).mu = 1.0
     with pytest.raises(TypeError, match="abstract"):
-        Local()
+        ClientStep()

@@ -77,7 +77,7 @@ def test_the_mean_is_over_devices_or_over_examples(tmp_path):
     def merge(**changes):
         strategy = search(tmp_path, **changes)
         smallest = strategy.space.smallest()
-        return strategy.local(Order(0, smallest)).returned(strategy.family, smallest)["weights"].merge
+        return strategy.client_step(Order(0, smallest)).returned(strategy.family, smallest)["weights"].merge
 
     assert merge() == Merge(weighting="uniform", present_classes=True)
     assert merge(weighting="examples") == Merge(weighting="examples", present_classes=True)
@@ -297,7 +297,7 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_loss_is_masked_or_plain(masked, tmp_path):
     strategy = search(tmp_path, masked_loss=masked)
-    local = strategy.local(Order(0, strategy.space.smallest()))
+    local = strategy.client_step(Order(0, strategy.space.smallest()))
     assert local == (MaskedTraining if masked else Training)(weighting="uniform")
 
 
@@ -387,7 +387,7 @@ def test_what_is_assigned_fits_with_all_that_is_trained_beside_it(sandwich, few,
         architecture = strategy.assign(device, budget)
         assert fits(strategy.cost(architecture), budget)
         alone, beside = priced(strategy, architecture), strategy.cost(architecture)
-        local = strategy.local(Order(device, architecture))
+        local = strategy.client_step(Order(device, architecture))
         assert isinstance(local, SandwichTraining) == (
             architecture != (strategy.chosen or [strategy.space.smallest()])[-1]
         )

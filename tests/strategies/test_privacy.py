@@ -143,11 +143,11 @@ def test_one_device_more_moves_the_model_by_its_clipped_change(name, tmp_path):
 def change_of_norm(method: Method, norm: float) -> Contribution:
     """What a device with the smallest sub-model contributes that changes every coordinate alike."""
     architecture = method.smallest_architecture
-    half = method.local(Order(0, architecture))
+    half = method.client_step(Order(0, architecture))
     sent, returned = half.sent(method.family, architecture), half.returned(method.family, architecture)
-    [(name, parcel)] = returned.items()
-    total = WeightedSum.zeros(parcel.layout)
-    total.add(torch.full((parcel.layout.numel,), norm / parcel.layout.numel**0.5, dtype=torch.float64), UNIT)
+    [(name, tensor_set)] = returned.items()
+    total = WeightedSum.zeros(tensor_set.layout)
+    total.add(torch.full((tensor_set.layout.numel,), norm / tensor_set.layout.numel**0.5, dtype=torch.float64), UNIT)
     group = Group(architecture, LEADING, sent, returned, method.family.place(architecture))
     return Contribution(group, [0], [0], 5, {name: total}, {})
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.strategies.halves import HandBench, came_back, filled, setup
+from tests.strategies.halves import HandContext, came_back, filled, setup
 from wildflower.strategies.q_fedavg import FairTraining, QFedAvg, QFedAvgParams
 
 
@@ -13,8 +13,8 @@ from wildflower.strategies.q_fedavg import FairTraining, QFedAvg, QFedAvgParams
 )
 def test_what_a_device_returns_by_hand(label, delta, h):
     """q = 1, w = 1, rate 0.1, so L = 10; one step."""
-    answer = FairTraining(q=1.0).train(HandBench(1.0, label, steps=1, learning_rate=0.1))
-    assert answer.parcels["changes"]["w"].tolist() == pytest.approx([delta])
+    answer = FairTraining(q=1.0).train(HandContext(1.0, label, steps=1, learning_rate=0.1))
+    assert answer.tensor_sets["changes"]["w"].tolist() == pytest.approx([delta])
     assert answer.facts == {"h": [pytest.approx(h)]}
 
 
@@ -37,8 +37,8 @@ def test_without_fairness_it_is_the_mean_of_the_devices():
     filled(method, 1.0)
     trained = []
     for device, label in enumerate((0.0, -1.0)):
-        answer = FairTraining(q=0.0).train(HandBench(1.0, label, steps=1, learning_rate=0.1))
-        changes = float(answer.parcels["changes"]["w"])
+        answer = FairTraining(q=0.0).train(HandContext(1.0, label, steps=1, learning_rate=0.1))
+        changes = float(answer.tensor_sets["changes"]["w"])
         trained.append(came_back(method, 10, {"changes": changes, "statistics": 1.0}, device, h=answer.facts["h"]))
     method.finish_round(trained)
     assert method.weights["head.fc1.bias"].unique().tolist() == pytest.approx([0.85], abs=1e-6)

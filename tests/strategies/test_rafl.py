@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from tests.client_app.work_orders import bench_of, work_order
+from tests.client_app.work_orders import context_of, work_order
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Logits
 from tests.strategies.halves import FAMILY, came_back, setup
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import LocalTraining
-from wildflower.messages.parcels import STATISTICS
+from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.base import with_weights
 from wildflower.models.cost import cost, inference_macs
 from wildflower.models.elastic import ElasticSpace
@@ -26,7 +26,7 @@ from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
 from wildflower.strategies.ensemble import Ensemble
-from wildflower.strategies.method import Order, parcel_bytes
+from wildflower.strategies.method import Order, tensor_set_bytes
 from wildflower.strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.public import PublicData
@@ -72,7 +72,7 @@ def test_divergences_are_means_over_the_batch():
     assert losses[1].item() == pytest.approx((log(1 / 2) / 4 + 3 * log(3 / 2) / 4) / 2)
 
 
-class MutualBench:
+class MutualContext:
     """Batches of two examples, by default of the second class and in a single part, and plain SGD with rate 1."""
 
     def __init__(self, steps, parts=((1, 1),)):
@@ -96,7 +96,7 @@ def test_both_networks_predict_before_either_steps_and_hold_each_other_fixed():
     gradient reach the other network, l would have moved.
     """
     personal, knowledge = Logits(0.0, log(3)), Logits(0.0, 0.0)
-    loss = learn_mutually(MutualBench(1), personal, knowledge)
+    loss = learn_mutually(MutualContext(1), personal, knowledge)
     assert personal.values.tolist() == pytest.approx([0.0, log(3)], abs=1e-6)
     assert knowledge.values.tolist() == pytest.approx([-0.75, 0.75], abs=1e-6)
     assert loss == pytest.approx(log(2) + log(1 / 2) / 4 + 3 * log(3 / 2) / 4)
@@ -105,7 +105,7 @@ def test_both_networks_predict_before_either_steps_and_hold_each_other_fixed():
 def test_the_second_step_sees_what_the_first_one_changed():
     """After the first step k says q = (1/(1+e^1.5), ...); l then moves by -((p - y) + (p - q)), p = (1/4, 3/4)."""
     personal, knowledge = Logits(0.0, log(3)), Logits(0.0, 0.0)
-    learn_mutually(MutualBench(2), personal, knowledge)
+    learn_mutually(MutualContext(2), personal, knowledge)
     q = 1 / (1 + torch.tensor(1.5).exp().item())
     moved = -(0.25 + 0.25 - q)
     assert personal.values.tolist() == pytest.approx([moved, log(3) - moved], abs=1e-6)
@@ -118,7 +118,7 @@ def test_the_gradients_of_a_batch_in_parts_are_those_of_the_batch(parts):
     l: (-1/4, 1/4) + (-1/4, 1/4) = (-1/2, 1/2). k: 0 + (1/4, -1/4). L_k is ln 2 + KL(l || k).
     """
     personal, knowledge = Logits(0.0, log(3)), Logits(0.0, 0.0)
-    loss = learn_mutually(MutualBench(1, parts), personal, knowledge)
+    loss = learn_mutually(MutualContext(1, parts), personal, knowledge)
     assert personal.values.tolist() == pytest.approx([0.5, log(3) - 0.5], abs=1e-6)
     assert knowledge.values.tolist() == pytest.approx([-0.25, 0.25], abs=1e-6)
     assert loss == pytest.approx(log(2) + log(1 / 2) / 4 + 3 * log(3 / 2) / 4)
@@ -134,7 +134,7 @@ def test_mutual_learning_in_parts_is_that_of_whole_batches(most):
         networks = [family.build(family.width(width)) for width in (1.0, 0.5)]
         how = {"batch_size": 10, "learning_rate": 0.1, "clip_norm": 0.5}
         loss = learn_mutually(
-            bench_of(work_order(2), LocalTraining(**how, micro_batch_size=micro_batch_size)), *networks
+            context_of(work_order(2), LocalTraining(**how, micro_batch_size=micro_batch_size)), *networks
         )
         return loss, [value for network in networks for value in network.state_dict().values()]
 
@@ -196,7 +196,7 @@ def test_it_may_be_of_a_family_of_its_own():
     small = params.model_copy(update={"knowledge_arguments": "conv_channels = [2, 2], hidden = [8]"})
     method = rafl(small)
     assert method.knowledge_family.groups == {"conv1": 2, "conv2": 2, "fc1": 8}
-    local = method.local(Order(0, FAMILY.full()))
+    local = method.client_step(Order(0, FAMILY.full()))
     names = [entry.name for entry in local.returned(FAMILY, FAMILY.full())["weights"].layout.entries]
     assert names == list(method.knowledge)
 
@@ -248,10 +248,10 @@ def test_the_personal_model_travels_once_and_the_knowledge_network_always():
     architecture = FAMILY.width(0.5)
     order = Order(0, architecture)
     small, personal = plain(FAMILY.width(0.25)).payload_bytes, plain(architecture).payload_bytes
-    assert parcel_bytes(method.local(order), FAMILY, architecture) == (small + personal, small)
+    assert tensor_set_bytes(method.client_step(order), FAMILY, architecture) == (small + personal, small)
     assert method.order_cost(order).payload_bytes == small + personal
     method.finish_round([replace(came_back(method, 4, {"weights": 1.0}, personal=[1.0]), order=order)])
-    assert parcel_bytes(method.local(order), FAMILY, architecture) == (small, small)
+    assert tensor_set_bytes(method.client_step(order), FAMILY, architecture) == (small, small)
     assert method.order_cost(order).payload_bytes == small
     assert method.cost(architecture).payload_bytes == small + personal  # what a newcomer would need
 
@@ -332,12 +332,12 @@ def first_norm(weights):
 def test_at_first_contact_networks_cut_from_given_weights_take_statistics_of_their_own():
     method = rafl(RaFLParams(), family=NORMED, initial=given())
     architecture = NORMED.width(0.5)
-    half, bench = method.local(Order(0, architecture)), FirstContact(method, architecture)
-    sent = {name: {n: v.clone() for n, v in w.items()} for name, w in bench.received.items()}
-    answer = half.train(bench)
-    for before, after in ((sent["personal"], bench.kept_tensors), (sent["weights"], answer.parcels["weights"])):
+    half, context = method.client_step(Order(0, architecture)), FirstContact(method, architecture)
+    sent = {name: {n: v.clone() for n, v in w.items()} for name, w in context.received.items()}
+    answer = half.train(context)
+    for before, after in ((sent["personal"], context.kept_tensors), (sent["weights"], answer.tensor_sets["weights"])):
         assert (first_norm(before)[0] == 100).all()
-        for found, wanted in zip(first_norm(after), first_convolution(before, bench.images), strict=True):
+        for found, wanted in zip(first_norm(after), first_convolution(before, context.images), strict=True):
             torch.testing.assert_close(found, wanted)
         # Without a step of training nothing but statistics has changed, and all of those have.
         changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -348,9 +348,9 @@ def test_at_first_contact_networks_cut_from_given_weights_take_statistics_of_the
 def test_a_personal_model_that_is_scored_before_it_was_trained_has_its_own_statistics_too():
     method = rafl(RaFLParams(), family=NORMED, initial=given())
     architecture = NORMED.width(0.5)
-    bench = FirstContact(method, architecture)
-    model = method.local(Order(0, architecture)).model(bench)
-    wanted = first_convolution(bench.received["personal"], bench.images)
+    context = FirstContact(method, architecture)
+    model = method.client_step(Order(0, architecture)).model(context)
+    wanted = first_convolution(context.received["personal"], context.images)
     torch.testing.assert_close(first_norm(model.state_dict())[0], wanted[0])
     assert not model.training
 
@@ -359,22 +359,24 @@ def test_what_the_device_keeps_has_its_statistics_already():
     method = rafl(RaFLParams(), family=NORMED, initial=given())
     architecture = NORMED.width(0.5)
     kept = {n: torch.full_like(v, 0.5) for n, v in NORMED.place(architecture).gather(given()).items()}
-    bench = FirstContact(method, architecture, kept)
-    mean, _ = first_norm(method.local(Order(0, architecture)).train(bench).model.state_dict())
+    context = FirstContact(method, architecture, kept)
+    mean, _ = first_norm(method.client_step(Order(0, architecture)).train(context).model.state_dict())
     assert (mean == 0.5).all()
-    assert bench.passes == 1  # that of the knowledge network
+    assert context.passes == 1  # that of the knowledge network
 
 
 def test_a_device_that_lost_its_personal_model_calibrates_the_knowledge_network_alone():
     method = rafl(RaFLParams(), family=NORMED, initial=given())
     architecture = NORMED.width(0.5)
-    half = method.local(Order(0, architecture)).model_copy(update={"first": False, "calibrates": False})
-    bench = FirstContact(method, architecture)
-    del bench.received["personal"]
-    bench.fit = lambda model, loss: 0.0
-    before = {name: value.clone() for name, value in bench.received["weights"].items()}
-    answer = half.train(bench)
-    torch.testing.assert_close(first_norm(answer.parcels["weights"])[0], first_convolution(before, bench.images)[0])
+    half = method.client_step(Order(0, architecture)).model_copy(update={"first": False, "calibrates": False})
+    context = FirstContact(method, architecture)
+    del context.received["personal"]
+    context.fit = lambda model, loss: 0.0
+    before = {name: value.clone() for name, value in context.received["weights"].items()}
+    answer = half.train(context)
+    torch.testing.assert_close(
+        first_norm(answer.tensor_sets["weights"])[0], first_convolution(before, context.images)[0]
+    )
     assert answer.facts == {"personal": [0.0]}
 
 
@@ -382,30 +384,30 @@ def test_a_step_begins_with_the_new_statistics():
     """One step moves running means by a tenth toward the first batch's, from the mean over both."""
     method = rafl(RaFLParams(), family=NORMED, initial=given())
     architecture = NORMED.width(0.5)
-    bench = FirstContact(method, architecture, steps=1)
-    sent = {name: value.clone() for name, value in bench.received["personal"].items()}
-    method.local(Order(0, architecture)).train(bench)
-    both, first = (first_convolution(sent, images)[0] for images in (bench.images, bench.images[:1]))
-    torch.testing.assert_close(first_norm(bench.kept_tensors)[0], 0.9 * both + 0.1 * first)
+    context = FirstContact(method, architecture, steps=1)
+    sent = {name: value.clone() for name, value in context.received["personal"].items()}
+    method.client_step(Order(0, architecture)).train(context)
+    both, first = (first_convolution(sent, images)[0] for images in (context.images, context.images[:1]))
+    torch.testing.assert_close(first_norm(context.kept_tensors)[0], 0.9 * both + 0.1 * first)
 
 
 def test_drawn_weights_are_trained_as_they_come():
     method = rafl(RaFLParams(), family=NORMED)
     architecture = NORMED.width(0.5)
-    half, bench = method.local(Order(0, architecture)), FirstContact(method, architecture)
-    half.train(bench)
-    assert (half.calibrates, half.calibrates_knowledge, bench.passes) == (False, False, 0)
+    half, context = method.client_step(Order(0, architecture)), FirstContact(method, architecture)
+    half.train(context)
+    assert (half.calibrates, half.calibrates_knowledge, context.passes) == (False, False, 0)
 
 
 def test_a_family_without_statistics_has_nothing_to_calibrate():
     family = Mlp(input_shape=(1, 8, 8), hidden=(8, 8))
-    half = rafl(family=family, initial=family.initial()).local(Order(0, family.full()))
+    half = rafl(family=family, initial=family.initial()).client_step(Order(0, family.full()))
     assert (half.calibrates, half.calibrates_knowledge) == (False, False)
 
 
 def test_a_knowledge_network_of_a_family_of_its_own_is_drawn():
     params = RaFLParams(knowledge_family="lenet5", knowledge_arguments="conv_channels = [2, 2], hidden = [8]")
-    half = rafl(params, family=NORMED, initial=given()).local(Order(0, NORMED.full()))
+    half = rafl(params, family=NORMED, initial=given()).client_step(Order(0, NORMED.full()))
     assert (half.calibrates, half.calibrates_knowledge) == (True, False)
 
 
@@ -415,13 +417,13 @@ def test_the_knowledge_network_is_calibrated_until_its_statistics_were_averaged(
     order = Order(1, NORMED.full())
     method.finish_round([])  # nobody has answered
     resumed.load(method.state())
-    assert resumed.local(order).calibrates_knowledge
-    parcel = method.local(order).returned(NORMED, NORMED.full())["weights"]
-    method.total.add([torch.ones(e.shape).flatten() for e in parcel.layout.entries], 4)
+    assert resumed.client_step(order).calibrates_knowledge
+    tensor_set = method.client_step(order).returned(NORMED, NORMED.full())["weights"]
+    method.total.add([torch.ones(e.shape).flatten() for e in tensor_set.layout.entries], 4)
     method.finish_round([])
     resumed.load(method.state())
     for one in (method, resumed):
-        assert (one.local(order).calibrates, one.local(order).calibrates_knowledge) == (True, False)
+        assert (one.client_step(order).calibrates, one.client_step(order).calibrates_knowledge) == (True, False)
 
 
 def test_the_pass_at_first_contact_has_its_price():
@@ -518,7 +520,7 @@ def test_a_device_keeps_its_model_while_it_fits_and_gets_a_smaller_one_where_it_
     owner_of(method, 0, smaller)
     assert method.assign(0, budget(half - 1)) == smaller
     assert method.assign(0, budget(plenty)) == FAMILY.width(0.5)  # which is still there
-    assert not method.local(Order(0, FAMILY.width(0.5))).first
+    assert not method.client_step(Order(0, FAMILY.width(0.5))).first
 
 
 def contact(method, device, memory_bytes):
@@ -781,7 +783,7 @@ def test_a_device_is_scored_with_the_personal_model_that_it_has_or_would_be_sent
     method = rafl()
     plenty = budget(method.cost(FAMILY.full()).peak_training_memory_bytes)
     assert method.personal(0, plenty)[0] == FAMILY.full()
-    assert method.local(Order(0, FAMILY.full())).first
+    assert method.client_step(Order(0, FAMILY.full())).first
     owner_of(method, 0, FAMILY.width(0.5))
     assert method.personal(0, plenty)[0] == FAMILY.width(0.5)
     assert [device for device, _, _ in method.scored_on_devices()] == [0]
@@ -912,7 +914,7 @@ def test_ensemble_distillation_goes_on_from_the_average(tmp_path):
     """The teachers' mean is what a student learns that begins with the average (Eqs. 8 and 9)."""
     public = PublicData(torch.arange(4 * 64).view(4, 1, 8, 8) % 17, (torch.tensor([8.0]), torch.tensor([5.0])))
     method = rafl(SHARES.model_copy(update={"fusion": "ensemble"}), public=public)
-    assert method.local(Order(0, FAMILY.full())).returned(FAMILY, FAMILY.full())["weights"].merge is None
+    assert method.client_step(Order(0, FAMILY.full())).returned(FAMILY, FAMILY.full())["weights"].merge is None
     engine, scorer = started(small_config(tmp_path, **METHODS["rafl ensemble"]))
     record = run(engine, scorer, (1,), simulated_grid())[0]
     assert record["metrics"]["ensemble_steps"] == 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.small_run import METHODS, simulated_grid, small_config, started
-from tests.strategies.halves import FAMILY, HandBench, came_back, filled, setup
+from tests.strategies.halves import FAMILY, HandContext, came_back, filled, setup
 from wildflower.strategies.method import Group, Order
 from wildflower.strategies.scaffold import ControlledTraining, Scaffold, ScaffoldParams
 
@@ -19,31 +19,31 @@ def test_a_devices_steps_and_control_variate_by_hand():
     y_1 = 1 - 0.1 (1 - 0.5 + 0.2) = 0.93; y_2 = 0.93 - 0.1 (0.93 - 0.3) = 0.867.
     c_i+ = 0.5 - 0.2 + (1 - 0.867) / (2 0.1) = 0.965, the mean of the gradients 1 and 0.93.
     """
-    bench = HandBench(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, learning_rate=0.1)
-    bench.received["control"] = {"w": tensor(0.2)}
-    answer = ControlledTraining().train(bench)
-    assert answer.parcels["weights"]["w"].tolist() == pytest.approx([0.867])
-    assert bench.kept_tensors["control"]["w"].tolist() == pytest.approx([0.965])
-    assert answer.parcels["control_change"]["w"].tolist() == pytest.approx([0.465])
+    context = HandContext(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, learning_rate=0.1)
+    context.received["control"] = {"w": tensor(0.2)}
+    answer = ControlledTraining().train(context)
+    assert answer.tensor_sets["weights"]["w"].tolist() == pytest.approx([0.867])
+    assert context.kept_tensors["control"]["w"].tolist() == pytest.approx([0.965])
+    assert answer.tensor_sets["control_change"]["w"].tolist() == pytest.approx([0.465])
 
 
 def test_a_part_with_a_learning_rate_of_its_own_has_the_same_control_variate():
     """0.01 ten times is 0.1: steps and mean gradient are those of the test above."""
     rates = {"learning_rate": 0.01, "learning_rates": {"w": 10.0}}
-    bench = HandBench(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, **rates)
-    bench.received["control"] = {"w": tensor(0.2)}
-    answer = ControlledTraining().train(bench)
-    assert answer.parcels["weights"]["w"].tolist() == pytest.approx([0.867])
-    assert bench.kept_tensors["control"]["w"].tolist() == pytest.approx([0.965])
+    context = HandContext(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, **rates)
+    context.received["control"] = {"w": tensor(0.2)}
+    answer = ControlledTraining().train(context)
+    assert answer.tensor_sets["weights"]["w"].tolist() == pytest.approx([0.867])
+    assert context.kept_tensors["control"]["w"].tolist() == pytest.approx([0.965])
 
 
 def test_a_part_that_does_not_learn_keeps_its_control_variate():
-    bench = HandBench(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, learning_rates={"w": 0.0})
-    bench.received["control"] = {"w": tensor(0.2)}
-    answer = ControlledTraining().train(bench)
-    assert answer.parcels["weights"]["w"].tolist() == [1.0]
-    assert bench.kept_tensors["control"]["w"].tolist() == [0.5]
-    assert answer.parcels["control_change"]["w"].tolist() == [0.0]
+    context = HandContext(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, learning_rates={"w": 0.0})
+    context.received["control"] = {"w": tensor(0.2)}
+    answer = ControlledTraining().train(context)
+    assert answer.tensor_sets["weights"]["w"].tolist() == [1.0]
+    assert context.kept_tensors["control"]["w"].tolist() == [0.5]
+    assert answer.tensor_sets["control_change"]["w"].tolist() == [0.0]
 
 
 def test_with_momentum_the_control_variate_is_still_a_mean_of_gradients():
@@ -51,10 +51,10 @@ def test_with_momentum_the_control_variate_is_still_a_mean_of_gradients():
 
     The first gradient, 1, counts 1.5, the second, 0.9, counts 1: (1.5 + 0.9) / 2.5 = 0.96 = 0.24 / (2.5 0.1).
     """
-    bench = HandBench(1.0, 0.0, steps=2, learning_rate=0.1, momentum=0.5)
-    bench.received["control"] = {"w": tensor(0.0)}
-    ControlledTraining().train(bench)
-    assert bench.kept_tensors["control"]["w"].tolist() == pytest.approx([0.96])
+    context = HandContext(1.0, 0.0, steps=2, learning_rate=0.1, momentum=0.5)
+    context.received["control"] = {"w": tensor(0.0)}
+    ControlledTraining().train(context)
+    assert context.kept_tensors["control"]["w"].tolist() == pytest.approx([0.96])
 
 
 def test_one_step_of_the_server_by_hand():
@@ -78,11 +78,11 @@ def test_one_step_of_the_server_by_hand():
     assert not any("running" in name for name in method.control)
 
 
-def test_both_parcels_travel_both_ways():
+def test_both_tensor_sets_travel_both_ways():
     """The payload of a device is twice the parameters, both ways."""
     method = Scaffold(setup(), ScaffoldParams())
     whole = method.scored_architecture
-    local = method.local(Order(0, whole))
+    local = method.client_step(Order(0, whole))
     sent, returned = local.sent(FAMILY, whole), local.returned(FAMILY, whole)
     group = Group(whole, method.selection(0, whole), sent, returned, FAMILY.place(whole))
     assert method.payload(group).keys() == sent.keys() == {"weights", "control"}

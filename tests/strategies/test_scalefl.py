@@ -7,7 +7,7 @@ from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_
 from wildflower.devices.budget import Budget
 from wildflower.models.cnn import Cnn10
 from wildflower.models.vgg import Vgg
-from wildflower.strategies.method import local_half
+from wildflower.strategies.method import client_step_of
 from wildflower.strategies.scalefl import ScaleFL, ScaleFLParams, WeightedExits, levels
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(4, 4, 4), exits=(0, 1, 2))
@@ -49,7 +49,7 @@ def test_early_exits_learn_from_the_last_one_after_a_quarter_of_the_rounds(tmp_p
     gammas = {}
     for number in (1, 3, 4, 9):  # of 10 rounds, of which 2.5 are a quarter
         _, devices = after_a_round(tmp_path, params, number)
-        [local] = {local_half(order.local) for order in devices.orders.values()}
+        [local] = {client_step_of(order.client_step) for order in devices.orders.values()}
         gammas[number] = local.gamma
         assert local == WeightedExits(gamma=gammas[number], temperature=2.0, weighting="examples")
     assert gammas == {1: 0.0, 3: 0.0, 4: 0.3, 9: 0.3}
@@ -109,7 +109,7 @@ def test_a_family_of_one_exit_is_refused(tmp_path):
         ScaleFL(setup(tmp_path, Vgg(input_shape=(1, 8, 8), block_channels=(2, 3))), ScaleFLParams())
 
 
-# The device half
+# The client step
 
 
 def test_weighted_exits_count_by_their_number():

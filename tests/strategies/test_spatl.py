@@ -23,7 +23,7 @@ def spatl(**params):
 def answer(method, value, control, first, device=0, examples=10, **wrong):
     """One device that returned half of the channels from `first` on, all of one value."""
     family, whole = method.family, method.architecture
-    local = method.local(Order(device, whole))
+    local = method.client_step(Order(device, whole))
     returned = local.returned(family, whole)
     group = Group(whole, method.selection(device, whole), {}, returned, family.place(whole))
     filled = {
@@ -86,7 +86,7 @@ def test_channels_that_cannot_be_are_refused_and_change_nothing(channels):
 def test_half_of_the_channels_are_about_a_quarter_of_the_bytes_up():
     """Of the second convolution, whose both sides are cut."""
     method = spatl()
-    local = method.local(Order(0, WHOLE))
+    local = method.client_step(Order(0, WHOLE))
     shapes = {e.name: e.shape for e in local.returned(FAMILY, WHOLE)["weights"].layout.entries}
     assert shapes["block2.conv.weight"] == (8, 3, 5, 5)
     assert [e.name for e in local.sent(FAMILY, WHOLE)["weights"].layout.entries] == list(encoder_of(FAMILY, WHOLE))

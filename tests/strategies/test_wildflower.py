@@ -30,7 +30,7 @@ from wildflower.models.resnet import ResNet18
 from wildflower.models.trace import _Storages
 from wildflower.models.vit import VitTiny
 from wildflower.rounds.engine import Engine
-from wildflower.strategies.method import Means, Order, local_half
+from wildflower.strategies.method import Means, Order, client_step_of
 from wildflower.strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
 from wildflower.strategies.wildflower import (
     LevelTraining,
@@ -42,7 +42,7 @@ from wildflower.strategies.wildflower import (
 
 LN2 = math.log(2)
 
-# The device half, by hand: one input of 1, four hidden channels of value 1, three classes. The logits of the first
+# The client step, by hand: one input of 1, four hidden channels of value 1, three classes. The logits of the first
 # class add ln 2 for each of channels 0, 1 and 3; the other classes' are 0. Of width 1/4 the softmax is (2, 1, 1) / 4,
 # of width 1/2 (4, 1, 1) / 6, and of width 1 (8, 1, 1) / 10.
 
@@ -222,7 +222,7 @@ def test_the_server_keeps_a_share_of_its_steps_where_somebody_trained(tmp_path):
 def test_a_device_is_told_of_all_levels_below_its_own(tmp_path):
     strategy, devices = after_a_round(tmp_path)
     _, half, quarter = strategy.candidates
-    lower = {device: local_half(order.local).lower for device, order in devices.orders.items()}
+    lower = {device: client_step_of(order.client_step).lower for device, order in devices.orders.items()}
     assert lower == {0: (half, quarter), 1: (quarter,), 2: ()}
 
 
@@ -259,7 +259,7 @@ def test_a_device_is_charged_for_the_dearest_part_of_a_step():
 
 
 def traced_bytes(family, levels, batch_size, optimizer, micro_batches):
-    """What a step of the device half holds at most, by following its tensors; with compiled code, weights and state."""
+    """What a step of the client step holds at most, by following its tensors; with compiled code, weights and state."""
     with FakeTensorMode():
         model = family.build(levels[0]).train()
         storages = _Storages(list(model.parameters()))
@@ -375,7 +375,7 @@ def test_members_of_a_choice_are_levels_as_they_are(tmp_path):
     large, small = engine.method.family.candidates([1.0])
     trained = {d["tier"]: d["architecture"] for d in result.devices}
     assert trained == {"whole": large.to_json(), "half": small.to_json(), "quarter": small.to_json()}
-    assert engine.method.local(Order(0, large)).lower == ()
+    assert engine.method.client_step(Order(0, large)).lower == ()
 
 
 def test_levels_are_cuts_in_width_and_in_depth():
@@ -537,7 +537,7 @@ def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeyp
     assert engine.method.needs_classes  # masked losses need them
     assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(masked_loss=False)).needs_classes
     order = Order(0, OneHidden().full())
-    assert engine.method.local(order).weighting == "uniform"
+    assert engine.method.client_step(order).weighting == "uniform"
 
 
 def test_momentum_looks_at_who_owns_a_coordinate_which_privacy_forbids():

@@ -1,6 +1,6 @@
 """`wildflower check`: what can be known of a run before its first round, on a page for a person.
 
-A run takes the same steps before it begins (`wildflower.runs.before`) and stops at the first one that fails. The page
+A run takes the same steps before it begins (`wildflower.launch.before`) and stops at the first one that fails. The page
 goes on with what does not depend on it.
 """
 
@@ -16,13 +16,13 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 from wildflower.cli.plan import plan_of, plan_tables, spread
+from wildflower.launch.before import Deployment, check_buildable, check_disk, check_same_files, steps_of_start
+from wildflower.launch.forked_server import told_later
+from wildflower.launch.terminal import tables_of
 from wildflower.models.base import Family
 from wildflower.models.levels import Levels
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.secure_aggregation import block_count
-from wildflower.runs.before import Deployment, check_buildable, check_disk, check_same_files, steps_of_start
-from wildflower.runs.forked_server import told_later
-from wildflower.runs.terminal import tables_of
 from wildflower.server_app.app import check_files, privacy_of, start, task_spec
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.run_folder import JournalError, is_run, read_rounds

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 import wildflower
+from wildflower.launch.process_ends import run_and_leave
+from wildflower.launch.starting import loading_modules
 from wildflower.plugins.extras import MissingExtraError
-from wildflower.runs.process_ends import run_and_leave
-from wildflower.runs.starting import loading_modules
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,10 +89,10 @@ def run(
     The exit code is 0 when the run finished, 1 when it failed and 130 when it was stopped.
     """
     with loading_modules():
-        from wildflower.runs.before import Deployment
-        from wildflower.runs.experiment import run_experiment
-        from wildflower.runs.superlink import FlowerError, check_address
-        from wildflower.runs.terminal import terminal
+        from wildflower.launch.before import Deployment
+        from wildflower.launch.experiment import run_experiment
+        from wildflower.launch.superlink import FlowerError, check_address
+        from wildflower.launch.terminal import terminal
 
     deployment = None
     if superlink is not None:
@@ -138,12 +138,12 @@ def sweep(
     All runs with one seed come before those with the next one. What is finished is not run again, what was stopped goes
     on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
     """
-    from wildflower.runs.experiment import INTERRUPTED
-    from wildflower.runs.experiment_file import SettingsError
-    from wildflower.runs.superlink import stop_signals_interrupt
-    from wildflower.runs.sweeps import folder_of, parse_grid, parse_seeds, read_rows
-    from wildflower.runs.sweeps import sweep as run_sweep
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.experiment import INTERRUPTED
+    from wildflower.launch.experiment_file import SettingsError
+    from wildflower.launch.superlink import stop_signals_interrupt
+    from wildflower.launch.sweeps import folder_of, parse_grid, parse_seeds, read_rows
+    from wildflower.launch.sweeps import sweep as run_sweep
+    from wildflower.launch.terminal import terminal
     from wildflower.server_app.run_folder import JournalError
 
     try:
@@ -171,8 +171,8 @@ def sweep(
 @app.command()
 def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]) -> None:
     """Write report.html again from what a run has left so far, and print its figures."""
-    from wildflower.runs.experiment import summary_table
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.experiment import summary_table
+    from wildflower.launch.terminal import terminal
     from wildflower.server_app.report import write_report
     from wildflower.server_app.run_folder import JournalError, has_virtual_clock, read_summary
     from wildflower.server_app.summary import summarize
@@ -214,7 +214,7 @@ def compare(
 
 
 def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, rows: Sequence[str]) -> None:
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.terminal import terminal
     from wildflower.server_app.compare import compare as compare_runs
     from wildflower.server_app.run_folder import JournalError
 
@@ -251,7 +251,7 @@ def bench(
     Its figures and tables are written beside it. It runs in the project's folder.
     """
     from wildflower.cli.bench import BenchError, benchmarks_of, start
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.terminal import terminal
 
     project = Path(wildflower.__file__).parents[1]
     try:
@@ -270,8 +270,8 @@ def config(
     changed: Annotated[bool, typer.Option("--changed", help="Only keys whose values are not the defaults.")] = False,
 ) -> None:
     """Print every key of the run configuration with its value, where the value comes from, and what it means."""
-    from wildflower.runs.experiment_file import SettingsError, beside, resolve
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.experiment_file import SettingsError, beside, resolve
+    from wildflower.launch.terminal import terminal
     from wildflower.server_app.config import defaults, descriptions
 
     with beside(experiment):
@@ -300,8 +300,8 @@ def check(
     """
     with loading_modules():
         from wildflower.cli.check import check as look
-        from wildflower.runs.experiment_file import SettingsError, beside, place, resolve
-        from wildflower.runs.terminal import terminal
+        from wildflower.launch.experiment_file import SettingsError, beside, place, resolve
+        from wildflower.launch.terminal import terminal
         from wildflower.server_app.run_folder import JournalError
 
     console = terminal()
@@ -336,8 +336,8 @@ def plan(
     """
     import json
 
-    from wildflower.runs.experiment_file import SettingsError, beside, of_run, place, resolve
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.experiment_file import SettingsError, beside, of_run, place, resolve
+    from wildflower.launch.terminal import terminal
     from wildflower.server_app.models import ModelError, modules_of
     from wildflower.server_app.run_folder import JournalError
 
@@ -438,7 +438,7 @@ def predict(
     from wildflower.cli.export import ExportError
     from wildflower.cli.predict import PredictError
     from wildflower.cli.predict import predict as predict_folder
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.terminal import terminal
     from wildflower.server_app.models import ModelError
 
     try:
@@ -477,8 +477,8 @@ def supernet(
 ) -> None:
     """Train a supernet on the experiment's data, which are public then; stopped, it goes on where it was."""
     from wildflower.cli.supernet_command import SupernetError, Wanted, train
-    from wildflower.runs.experiment_file import SettingsError, beside, resolve
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.experiment_file import SettingsError, beside, resolve
+    from wildflower.launch.terminal import terminal
     from wildflower.strategies.supernet_training import SupernetParams
 
     if output.suffix != ".safetensors":
@@ -510,8 +510,8 @@ def nodes(
 ) -> None:
     """List the nodes that a SuperLink knows, and with --run what each said last."""
     from wildflower.cli.nodes import HEADERS, node_rows
-    from wildflower.runs.superlink import FlowerError
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.superlink import FlowerError
+    from wildflower.launch.terminal import terminal
     from wildflower.server_app.node_records import ask_release
     from wildflower.server_app.run_folder import JournalError
 
@@ -542,7 +542,7 @@ def probe(
     import json
 
     from wildflower.cli.probe_command import own_report, report_rows
-    from wildflower.runs.terminal import terminal
+    from wildflower.launch.terminal import terminal
 
     try:
         report = own_report(node_config, state_dir)
@@ -572,7 +572,7 @@ def bandwidth_server(
 
 
 def _print_table(console: "Console", title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from wildflower.runs.terminal import tables_of
+    from wildflower.launch.terminal import tables_of
 
     for table in tables_of(title, headers, rows, console.width):
         console.print(table)

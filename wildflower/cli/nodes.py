@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wildflower.cli.probe_command import report_rows
-from wildflower.runs.superlink import connected
+from wildflower.launch.superlink import connected
 from wildflower.server_app.node_records import LastReport, read_nodes
 from wildflower.server_app.units import seconds_text
 

@@ -82,10 +82,10 @@ def check_sum(
     devices can still train from the mean, and no variance is below 0.
 
     Args:
-        total: of one parcel.
-        layout: the tensors of the parcel.
+        total: of one tensor set.
+        layout: the tensors of the tensor set.
         sent: what all devices of the sum began from, by name; a tensor that was not sent counts from zero.
-        class_spans: as of the parcel.
+        class_spans: as of the tensor set.
     """
     weight = torch.full((layout.numel,), float(total.weight), dtype=torch.float64)
     if total.class_weight is not None:

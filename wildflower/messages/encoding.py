@@ -1,4 +1,4 @@
-"""Parcels in fewer bytes: int8 and float16 on the wire, rounded to the nearest value.
+"""TensorSets in fewer bytes: int8 and float16 on the wire, rounded to the nearest value.
 
 Under "int8" tensors travel as 8-bit integers with one scale per output channel, or per several where these are small.
 Batch norm's statistics, whose channels are of very different sizes, and tensors of a few elements travel as 16-bit

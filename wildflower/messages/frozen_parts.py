@@ -13,7 +13,7 @@ from functools import cached_property
 
 from wildflower.messages.error import MessageError
 from wildflower.messages.packing import Layout
-from wildflower.messages.parcels import frozen_layout
+from wildflower.messages.tensor_sets import frozen_layout
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
 

@@ -155,18 +155,19 @@ def digest_of_members(members: Sequence[Member], threshold: int, minimum: int) -
     return digest_of([member.model_dump() for member in members], threshold, minimum)
 
 
-def digest_of_weights(parcels: Mapping[str, bytes | memoryview], frozen: str) -> str:
+def digest_of_weights(tensor_sets: Mapping[str, bytes | memoryview], frozen: str) -> str:
     """What tells weights that devices are sent from others, whatever else comes with them.
 
     Args:
-        parcels: all that devices are sent, packed. Of parcels with weights only these count: a method's other parcels
+        tensor sets: all that devices are sent, packed. Of tensor sets with weights only these count: a method's other
+        tensor sets
             may differ where the weights are the same.
         frozen: the name of what is frozen of the model.
     """
     digest = hashlib.sha256(frozen.encode())
-    for name in ["weights"] if "weights" in parcels else sorted(parcels):
-        digest.update(len(parcels[name]).to_bytes(8, "little"))
-        digest.update(parcels[name])
+    for name in ["weights"] if "weights" in tensor_sets else sorted(tensor_sets):
+        digest.update(len(tensor_sets[name]).to_bytes(8, "little"))
+        digest.update(tensor_sets[name])
     return digest.hexdigest()
 
 
@@ -176,12 +177,12 @@ def digests_of(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> tuple
     Who is asked something else adds something else: a server that lets the others train with a learning rate of 0, or
     from other weights, would know what they add (Pasquini et al., CCS 2022).
     """
-    parcels = {name: arrays[place] for name, place in order.payloads.items() if place < len(arrays)}
-    contents = {name: hashlib.sha256(data).hexdigest() for name, data in parcels.items()}
-    training, half = batch.training.model_dump(mode="json"), order.local.model_dump(mode="json")
+    tensor_sets = {name: arrays[place] for name, place in order.payloads.items() if place < len(arrays)}
+    contents = {name: hashlib.sha256(data).hexdigest() for name, data in tensor_sets.items()}
+    training, half = batch.training.model_dump(mode="json"), order.client_step.model_dump(mode="json")
     model = batch.family, order.architecture, order.digest, order.frozen
     work = digest_of(contents, training, half, batch.task, *model, batch.norm_bound, batch.clip, batch.wire)
-    return digest_of_weights(parcels, order.frozen), work
+    return digest_of_weights(tensor_sets, order.frozen), work
 
 
 def digest_of_asked(members: str, masked_with: Iterable[int], weights: str, work: str) -> str:

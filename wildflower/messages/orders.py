@@ -61,8 +61,8 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
 
-class LocalHalf(_Model):
-    """The device half of a method, as it travels: what the device does with its data.
+class StepReference(_Model):
+    """The client step of a method, as it travels: what the device does with its data.
 
     name: "package.module:Class". settings: the fields of that class, which its own validation reads.
     """
@@ -133,10 +133,10 @@ class WorkOrder(_Model):
 
     Attributes:
         order: its number, unlike any other's of the exchange.
-        payloads: parcel -> index of its array in this message.
-        group: parcels of one group are of the same tensors at the same coordinates, so that they may be added up.
-        digest: of the layouts of all parcels, both ways (`wildflower.messages.parcels.digest`).
-        local: the device half of the method.
+        payloads: tensor set -> index of its array in this message.
+        group: tensor sets of one group are of the same tensors at the same coordinates, so that they may be added up.
+        digest: of the layouts of all tensor sets, both ways (`wildflower.messages.tensor_sets.digest`).
+        client_step: the client step of the method.
         memory_bytes: what training may use; 0 for no limit but the device's own.
         after: the number of an earlier order of the device in this message, whose trained model this one reads.
         kept: the device keeps something since an earlier round, as far as the server knows; where nothing of it is
@@ -157,7 +157,7 @@ class WorkOrder(_Model):
     payloads: dict[str, NonNegative]
     group: NonNegative
     digest: str
-    local: LocalHalf
+    client_step: StepReference
     seed: NonNegative
     memory_bytes: NonNegative
     predicted_memory_bytes: NonNegative
@@ -176,10 +176,10 @@ class Batch(_Model):
         shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
         norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
         clip: where above 0, changes of at most this norm are added up in place of weights, every device counting alike.
-        wire: as what parcels travel (`wildflower.messages.encoding`). To a node of many devices they come in full. The
-        node rounds
-            each simulated device's parcels as sending would.
-        each_by_itself: the node adds nothing up: the server wants every device's parcels by themselves.
+        wire: as what tensor sets travel (`wildflower.messages.encoding`). To a node of many devices they come in full.
+        The node rounds
+            each simulated device's tensor sets as sending would.
+        each_by_itself: the node adds nothing up: the server wants every device's tensor sets by themselves.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
         oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, so that devices keep what
             such a run needs; None: only that of the round before.
@@ -206,14 +206,15 @@ class Update(_Model):
     Attributes:
         order: the number of that order.
         outcome: "trained", or "refused: why" (by the device, before or while training), or "failed: why".
-        payloads: parcel -> index of its array in this message; parcels that were added to a sum are not among them.
+        payloads: tensor set -> index of its array in this message; tensor sets that were added to a sum are not among
+        them.
         seconds: wall time of the work on the device.
         measured_memory_bytes: peak memory above what the process held before the work; None where nothing was trained
             and in a simulation, where the devices of one process share its allocator.
         overrun: the work outgrew its memory while it ran, was killed because the machine had none left, or was not
             begun because less was free than it needs, though its budget allowed it.
-        bounded: its parcels were further from those sent than the bound, and were moved back.
-        facts: numbers that the device half returns beside its parcels.
+        bounded: its tensor sets were further from those sent than the bound, and were moved back.
+        facts: numbers that the client step returns beside its tensor sets.
         state_kept: the device keeps something of this order for later rounds.
         state_lost: what the device had kept from earlier rounds could not be read any more; it began anew.
     """
@@ -236,10 +237,10 @@ class Update(_Model):
 
 
 class SumHeader(_Model):
-    """A sum of one parcel over devices of one group: their orders, its weight, also per class, and its array."""
+    """A sum of one tensor set over devices of one group: their orders, its weight, also per class, and its array."""
 
     group: NonNegative
-    parcel: Name
+    tensor_set: Name
     orders: list[NonNegative] = Field(min_length=1, max_length=MAX_ORDERS, fail_fast=True)
     weight: Positive
     class_weight: list[NonNegative] | None = Field(None, max_length=MAX_CLASSES, fail_fast=True)
@@ -345,7 +346,8 @@ class EvaluationOrder(_Model):
     """One model to score on one device, which first trains it where the batch says so.
 
     data: the device's own test shard, or the test set of the whole task.
-    payloads, digest, local, seed, memory_bytes, predicted_memory_bytes, frozen, frozen_payload: as in a work order.
+    payloads, digest, client_step, seed, memory_bytes, predicted_memory_bytes, frozen, frozen_payload: as in a work
+    order.
     """
 
     device: NonNegative
@@ -353,7 +355,7 @@ class EvaluationOrder(_Model):
     payloads: dict[str, NonNegative]
     digest: str
     data: Literal["shard", "test set"]
-    local: LocalHalf
+    client_step: StepReference
     seed: NonNegative = 0
     memory_bytes: NonNegative = 0
     predicted_memory_bytes: NonNegative = 0
@@ -384,7 +386,7 @@ Sums = Annotated[list[float], Field(max_length=MAX_SUMS, fail_fast=True)]
 class Score(_Model):
     """Sums of the task's metric and of the losses of one evaluation order; `error` where it could not be done.
 
-    beside: the metric's sums of further networks, over the same examples, in the order of `Local.scored_beside`.
+    beside: the metric's sums of further networks, over the same examples, in the order of `ClientStep.scored_beside`.
     """
 
     device: NonNegative

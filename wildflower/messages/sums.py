@@ -207,7 +207,7 @@ def mean_of(total: WeightedSum, layout: Layout, like: Mapping[str, Tensor]) -> d
 
 
 def device_weight(merge: Merge, examples: int, *, alike: bool = False) -> int:
-    """The weight of one device's update in a sum; `alike`: that of every other, whatever the parcel says."""
+    """The weight of one device's update in a sum; `alike`: that of every other, whatever the tensor set says."""
     return examples if merge.weighting == "examples" and not alike else UNIT
 
 
@@ -222,7 +222,7 @@ def present_mask(present: Iterable[int] | None, classes: int, owner: str) -> Ten
 
 
 def joined(sums: Mapping[str, WeightedSum]) -> Tensor:
-    """Sums of several parcels in one int64 vector: by name, each with the weights of its classes behind it."""
+    """Sums of several tensor sets in one int64 vector: by name, each with the weights of its classes behind it."""
     parts: list[Tensor] = []
     for name in sorted(sums):
         found = sums[name]
@@ -234,7 +234,7 @@ def disjoined(vector: Tensor, like: Mapping[str, WeightedSum], weights: Mapping[
     """The sums that `joined` has put together.
 
     Args:
-        like: empty sums of the same parcels.
+        like: empty sums of the same tensor sets.
         weights: of the sums.
 
     Raises:

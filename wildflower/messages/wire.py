@@ -29,9 +29,9 @@ DATA_ANSWER_LIMITS = Limits(
 )
 
 
-def reply_limits(orders: int, groups: int, classes: int, parcels: int = 1) -> Limits:
-    """How much may be in a reply to so many work orders of so many groups: parcels of each order, and sums of each."""
-    return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + classes * _CLASS_BYTES), (orders + groups) * parcels)
+def reply_limits(orders: int, groups: int, classes: int, tensor_sets: int = 1) -> Limits:
+    """How much may be in a reply to so many work orders of so many groups: tensors of each order, and sums of each."""
+    return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + classes * _CLASS_BYTES), (orders + groups) * tensor_sets)
 
 
 def evaluation_limits(orders: int, sums: int) -> Limits:

@@ -29,7 +29,7 @@ from wildflower.messages.flower_records import release
 from wildflower.messages.frozen_parts import frozen_nbytes
 from wildflower.messages.orders import LocalTraining, Score
 from wildflower.messages.packing import MessageError
-from wildflower.messages.parcels import STATISTICS, Parcels, Weights
+from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.placement import whole
 from wildflower.rounds.budgets import MESSAGE_COPIES, beside_message, budget_in_round
@@ -48,7 +48,7 @@ from wildflower.rounds.delivery import (
 from wildflower.rounds.exchange import Failure, exchange
 from wildflower.rounds.frozen import Frozen
 from wildflower.rounds.lateness import drop_late, simulated_seconds
-from wildflower.rounds.layout_check import rehearse_payload
+from wildflower.rounds.layout_check import dry_run_payload
 from wildflower.rounds.own_data import OwnData
 from wildflower.rounds.population import Population
 from wildflower.rounds.replies import read_reply
@@ -68,9 +68,9 @@ from wildflower.rounds.scores import (
 from wildflower.rounds.secure_aggregation import SecureRound
 from wildflower.strategies.method import (
     LEADING,
+    ClientStep,
     Contribution,
     Group,
-    Local,
     Means,
     Method,
     Model,
@@ -80,7 +80,7 @@ from wildflower.strategies.method import (
     Trained,
     fits,
     nothing_beside,
-    parcel_bytes,
+    tensor_set_bytes,
 )
 from wildflower.strategies.statistics import LEAST_DEVICES, ScoreModel, TakeStatistics
 
@@ -194,11 +194,11 @@ class Engine:
     def start(self, number: int = 1) -> None:
         """Before the first of the rounds that come, round `number`: let the method make what takes long.
 
-        Raises RehearsalError, or what the method raises, where its halves do not go together.
+        Raises DryRunError, or what the method raises, where its halves do not go together.
         """
         self.method.round = number
         self.method.start()
-        rehearse_payload(self.method)
+        dry_run_payload(self.method)
 
     # The round -------------------------------------------------------------------------------------------------------
 
@@ -359,8 +359,8 @@ class Engine:
     def budget(self, device: int, wanted: Callable[[Budget], Sequence[Order]]) -> Budget:
         """What a device may spend in this round; of the memory, what is left to training.
 
-        A real node holds the message that brings its parcels in memory while it trains. How large that is depends on
-        what it is given under the budget, which `wanted` says.
+        A real node holds the message that brings its tensor sets in memory while it trains. How large that is depends
+        on what it is given under the budget, which `wanted` says.
         """
         budget = budget_in_round(device, self.population, self.settings)
         if not self._trains_beside_message(device):
@@ -374,7 +374,7 @@ class Engine:
     def _sent_bytes(self, order: Order) -> int:
         """Bytes of what a device is sent for an order, as it travels."""
         family = self.method.family
-        down, _ = parcel_bytes(self.method.local(order), family, order.architecture, self.settings.wire)
+        down, _ = tensor_set_bytes(self.method.client_step(order), family, order.architecture, self.settings.wire)
         return down + frozen_nbytes(family, order.architecture)
 
     def survey(self, devices: Iterable[int]) -> None:
@@ -431,9 +431,9 @@ class Engine:
         more = f"; so {'is 1 other' if len(others) == 1 else f'are {len(others)} others'}" if others else ""
         log(WARNING, text, self.round, skipped.device, self.method.name(), ", ".join(needs), ", ".join(has), time, more)
 
-    def ask(self, order: Order, selection: Selection, budget: Budget, local: Local | None = None) -> Assignment:
-        """An order as an assignment; `local` in place of the method's device half."""
-        given = Given(order, selection, self.method.order_cost(order), local or self.method.local(order))
+    def ask(self, order: Order, selection: Selection, budget: Budget, local: ClientStep | None = None) -> Assignment:
+        """An order as an assignment; `local` in place of the method's client step."""
+        given = Given(order, selection, self.method.order_cost(order), local or self.method.client_step(order))
         tier = self.population.tier(order.device)
         return Assignment(
             order.device,
@@ -461,7 +461,7 @@ class Engine:
                 for a in orders:
                     a.node = node
 
-    def _introduce(self, grid: Grid, devices: Collection[int], question: Local) -> dict[int, str]:
+    def _introduce(self, grid: Grid, devices: Collection[int], question: ClientStep) -> dict[int, str]:
         """Ask devices that train for the first time what the method wants to know of them beforehand.
 
         Returns:
@@ -473,7 +473,7 @@ class Engine:
             round=self.round,
             assignments=[self.ask(Order(d, smallest), LEADING, self.budget(d, lambda _: ()), question) for d in new],
             family=self.method.family,
-            payload=_no_parcels,
+            payload=_no_tensor_sets,
             frozen=self._frozen,
             absorb=_absorb_nothing,
             enough=len(new),
@@ -880,7 +880,7 @@ class Engine:
             self.settings.metric,
             self.population,
             by_device=self.settings.label_sets or len(assignments) <= MAX_TOLD,
-            beside={a.device: a.task.local.scored_beside for a in assignments},
+            beside={a.device: a.task.client_step.scored_beside for a in assignments},
         )
 
     def _order_to_score(self, device: int) -> list[Assignment]:
@@ -949,11 +949,11 @@ def _megabytes(nbytes: int) -> str:
 
 def _for_scoring(work: Work) -> str:
     """What a log says of orders that train nothing, which come beside those that train; "" of others."""
-    scoring = any(a.given is not None and isinstance(a.given.local, TakeStatistics) for a in work.assignments)
+    scoring = any(a.given is not None and isinstance(a.given.client_step, TakeStatistics) for a in work.assignments)
     return " for scoring (statistics of batch norm)" if scoring else ""
 
 
-def _no_parcels(group: Group) -> Parcels:
+def _no_tensor_sets(group: Group) -> TensorSets:
     return {}
 
 

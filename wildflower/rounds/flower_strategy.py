@@ -67,7 +67,7 @@ class FlowerStrategy(Strategy):
         if privacy is not None and privacy.account.record is None:
             log(
                 WARNING,
-                "Noised models are written to no ledger: call `begin` and `keep` of wildflower.server_app.ledger "
+                "Noised models are written to no ledger: call wildflower.server_app.ledger.begin and keep "
                 "(docs/flower.md)",
             )
         self.engine, self.scorer, self.rounds_done = engine, scorer, rounds_done

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wildflower.messages.frozen_parts import Part, name_of, packed_nbytes, packed_part
 from wildflower.messages.packing import Layout, pack
-from wildflower.messages.parcels import frozen_layout
+from wildflower.messages.tensor_sets import frozen_layout
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
 from wildflower.models.placement import leading

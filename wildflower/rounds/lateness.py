@@ -8,7 +8,7 @@ from typing import NamedTuple
 from wildflower.models.family import Family
 from wildflower.rounds.population import Population
 from wildflower.rounds.requests import Assignment, by_device, devices_that_trained
-from wildflower.strategies.method import parcel_bytes
+from wildflower.strategies.method import tensor_set_bytes
 from wildflower.strategies.run_settings import RoundSettings
 
 
@@ -40,8 +40,8 @@ class Load(NamedTuple):
 
 
 def load_of(orders: Sequence[Assignment], family: Family, population: Population, settings: RoundSettings) -> Load:
-    """A device downloads all its parcels, trains one model after the other, and uploads all."""
-    travelling = [parcel_bytes(a.task.local, family, a.task.architecture, settings.wire) for a in orders]
+    """A device downloads all its tensor sets, trains one model after the other, and uploads all."""
+    travelling = [tensor_set_bytes(a.task.client_step, family, a.task.architecture, settings.wire) for a in orders]
     down, up = (sum(way) for way in zip(*travelling, strict=True))
     down += sum(a.frozen.nbytes for a in orders)
     examples = settings.examples_trained(population.examples(orders[0].device))

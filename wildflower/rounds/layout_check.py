@@ -12,52 +12,54 @@ import torch
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import MAX_BESIDE
 from wildflower.messages.packing import Layout
-from wildflower.messages.parcels import STATISTICS, Parcel, Weights, digest
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights, digest
 from wildflower.models.family import Family
-from wildflower.rounds.requests import parcels_of
-from wildflower.strategies.method import Group, Local, Method, Order, local_half
+from wildflower.rounds.requests import tensor_sets_of
+from wildflower.strategies.method import ClientStep, Group, Method, Order, client_step_of
 
 
-class RehearsalError(ValueError):
+class DryRunError(ValueError):
     """The halves of a method do not go together; the text says what differs."""
 
 
-def rehearse_parcels(method: Method) -> None:
-    """Raise RehearsalError unless a method's device half can travel, and lists parcels as both sides derive them."""
+def dry_run_tensor_sets(method: Method) -> None:
+    """Raise DryRunError unless a method's client step can travel, and lists tensor sets as both sides derive them."""
     order = Order(0, method.smallest_architecture)
-    local = method.local(order)
-    if not isinstance(local, Local):
-        raise RehearsalError(
-            f"lacks a device half: `local` returns {local!r}, and must return a value of a class of "
-            "wildflower.strategies.method.Local"
+    local = method.client_step(order)
+    if not isinstance(local, ClientStep):
+        raise DryRunError(
+            f"lacks a client step: `local` returns {local!r}, and must return a value of a class of "
+            "wildflower.strategies.method.ClientStep"
         )
     name = local.reference().name
     try:
-        there = local_half(type(local.reference()).model_validate_json(local.reference().model_dump_json()))
+        there = client_step_of(type(local.reference()).model_validate_json(local.reference().model_dump_json()))
     except (MessageError, ValueError) as error:
-        raise RehearsalError(f"its device half {name} cannot travel: {error}") from error
+        raise DryRunError(f"its client step {name} cannot travel: {error}") from error
     beside = local.scored_beside
     if len(set(beside)) != len(beside) or len(beside) > MAX_BESIDE or not all(isinstance(n, str) and n for n in beside):
-        raise RehearsalError(
+        raise DryRunError(
             f"`scored_beside` of {name} must be at most {MAX_BESIDE} different names of networks, not {beside!r}"
         )
-    mine, theirs = (parcels_of(half, method.family, order.architecture) for half in (local, there))
-    for function, parcels in zip(("sent", "returned"), mine, strict=True):
-        if not isinstance(parcels, dict) or not all(isinstance(parcel, Parcel) for parcel in parcels.values()):
-            raise RehearsalError(f"`{function}` of {name} must return parcels by name, not {parcels!r}")
+    mine, theirs = (tensor_sets_of(half, method.family, order.architecture) for half in (local, there))
+    for function, tensor_sets in zip(("sent", "returned"), mine, strict=True):
+        if not isinstance(tensor_sets, dict) or not all(
+            isinstance(tensor_set, TensorSet) for tensor_set in tensor_sets.values()
+        ):
+            raise DryRunError(f"`{function}` of {name} must return tensor sets by name, not {tensor_sets!r}")
     if digest(*mine) != digest(*theirs):
-        raise RehearsalError(f"server and device derive other parcels of {name} from the same settings {there!r}")
+        raise DryRunError(f"server and device derive other tensor sets of {name} from the same settings {there!r}")
     try:
         method.family.place(order.architecture, method.selection(order.device, order.architecture).select)
     except ValueError as error:
-        raise RehearsalError(str(error)) from error
+        raise DryRunError(str(error)) from error
 
 
-def rehearse_payload(method: Method) -> None:
-    """Raise RehearsalError unless a method's payload holds the parcels and tensors that its device half expects."""
+def dry_run_payload(method: Method) -> None:
+    """Raise DryRunError unless a method's payload holds the tensor sets and tensors that its client step expects."""
     order = Order(0, method.smallest_architecture)
-    local = method.local(order)
-    sent, returned = parcels_of(local, method.family, order.architecture)
+    local = method.client_step(order)
+    sent, returned = tensor_sets_of(local, method.family, order.architecture)
     if not sent:
         return
     selection = method.selection(order.device, order.architecture)
@@ -66,33 +68,33 @@ def rehearse_payload(method: Method) -> None:
         contents = method.payload(Group(order.architecture, selection, sent, returned, placement))
     name = local.reference().name
     if contents.keys() != sent.keys():
-        raise RehearsalError(
-            f"`payload` holds the parcels {sorted(contents)}, and `sent` of {name} lists {sorted(sent)}"
+        raise DryRunError(
+            f"`payload` holds the tensor sets {sorted(contents)}, and `sent` of {name} lists {sorted(sent)}"
         )
-    for parcel, tensors in contents.items():
-        layout = sent[parcel].layout
+    for tensor_set, tensors in contents.items():
+        layout = sent[tensor_set].layout
         if difference := layout.difference(Layout.of(without_unlisted_frozen(tensors, layout, method.family))):
-            raise RehearsalError(
-                f"the parcel {parcel!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
+            raise DryRunError(
+                f"the tensor set {tensor_set!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
             )
 
 
 def without_unlisted_frozen(tensors: Weights, layout: Layout, family: Family) -> Weights:
-    """A parcel's tensors as they travel: what is frozen stays behind, unless the parcel's layout lists it."""
+    """A tensor set's tensors as they travel: what is frozen stays behind, unless the tensor set's layout lists it."""
     listed = {entry.name for entry in layout.entries}
     return {name: tensor for name, tensor in tensors.items() if name in listed or not family.is_frozen(name)}
 
 
-def rehearse_privacy(method: Method) -> None:
-    """Raise RehearsalError where a differentially private run's devices would tell what no noise is added to."""
+def dry_run_privacy(method: Method) -> None:
+    """Raise DryRunError where a differentially private run's devices would tell what no noise is added to."""
     if method.settings.privacy is None:
         return
     told: list[str] = []
     for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
-        local = method.local(Order(0, architecture))
-        _, returned = parcels_of(local, method.family, architecture)
-        if len(returned) != 1 or any(parcel.merge is None for parcel in returned.values()):
-            told.append(f"the parcels {sorted(returned)} in place of one that is added up")
+        local = method.client_step(Order(0, architecture))
+        _, returned = tensor_sets_of(local, method.family, architecture)
+        if len(returned) != 1 or any(tensor_set.merge is None for tensor_set in returned.values()):
+            told.append(f"the tensor sets {sorted(returned)} in place of one that is added up")
         told += [f"the fact {name!r}" for name in local.facts(method.family)]
     if method.first_question is not None:
         told.append("an answer to its first question")
@@ -105,21 +107,23 @@ def rehearse_privacy(method: Method) -> None:
             "family-arguments = \"norm = 'static'\")"
         )
     if told:
-        raise RehearsalError(
+        raise DryRunError(
             f"differential privacy (dp-epsilon, dp-noise-multiplier) adds noise to the mean of devices' changes, and "
             f"under {method.name()} devices also return {told[0]}: see docs/privacy.md"
         )
 
 
-def rehearse_secure(method: Method) -> None:
-    """Raise RehearsalError where devices would tell more than sums of what they return."""
+def dry_run_secure(method: Method) -> None:
+    """Raise DryRunError where devices would tell more than sums of what they return."""
     if not method.settings.secure_minimum:
         return
     told: list[str] = []
     for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
-        local = method.local(Order(0, architecture))
-        _, returned = parcels_of(local, method.family, architecture)
-        told += [f"the parcel {name!r} by itself" for name, parcel in returned.items() if parcel.merge is None]
+        local = method.client_step(Order(0, architecture))
+        _, returned = tensor_sets_of(local, method.family, architecture)
+        told += [
+            f"the tensor set {name!r} by itself" for name, tensor_set in returned.items() if tensor_set.merge is None
+        ]
         told += [f"the fact {name!r}" for name in local.facts(method.family)]
     if method.first_question is not None:
         told.append("an answer to its first question")
@@ -130,7 +134,7 @@ def rehearse_secure(method: Method) -> None:
         if any(name.endswith(STATISTICS) and name not in model.weights for name in names):
             told.append("batch norm's statistics, which they take after training")
     if told:
-        raise RehearsalError(
+        raise DryRunError(
             f"secure-aggregation lets the server see sums only, and under {method.name()} every device returns "
             f"{told[0]}: see docs/privacy.md"
         )

@@ -22,13 +22,13 @@ from wildflower.messages.bound import bounded, bounded_change
 from wildflower.messages.encoding import decode, restored
 from wildflower.messages.orders import Reply, Update
 from wildflower.messages.packing import MessageError, int64_vector, pick
-from wildflower.messages.parcels import Parcels, Weights
 from wildflower.messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, magnitude, present_mask
+from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.messages.wire import from_records, reply_limits
 from wildflower.models.base import VARIANCE
 from wildflower.models.family import Family
 from wildflower.rounds.requests import Assignment, Work
-from wildflower.strategies.method import Contribution, Local
+from wildflower.strategies.method import ClientStep, Contribution
 
 
 @dataclass
@@ -63,9 +63,9 @@ def read_reply(
         examples: how many a device holds for training: none can have trained on more.
         check_report: MessageError where a report cannot be of the node that carries its device.
     """
-    parcels = max((len(work.groups[a.group].returned) for a in batch), default=1)
-    facts = max((sum(a.task.local.facts(work.family).values()) for a in batch), default=0)
-    limits = reply_limits(len(batch), len({a.group for a in batch}), work.family.classes + facts, parcels)
+    tensor_sets = max((len(work.groups[a.group].returned) for a in batch), default=1)
+    facts = max((sum(a.task.client_step.facts(work.family).values()) for a in batch), default=0)
+    limits = reply_limits(len(batch), len({a.group for a in batch}), work.family.classes + facts, tensor_sets)
     reply, arrays = from_records(Reply, message.content, limits)
     if (reply.run, reply.round) != (run, work.round):
         raise MessageError(
@@ -105,7 +105,7 @@ def read_reply(
                 report = DeviceReport.from_json(update.report)
                 check_report(update.device, report)
                 checked.reports[number] = report
-            _check_facts(update, asked[number].task.local, work.family)
+            _check_facts(update, asked[number].task.client_step, work.family)
             if asked[number].masked_with:
                 checked.masked[number] = _masked(work, asked[number], update, arrays)
                 checked.updates[number] = update
@@ -129,30 +129,30 @@ def read_reply(
         missing = work.groups[asked[number].group].returned.keys() - covered[number]
         if outcome == "trained" and missing:
             raise MessageError(
-                f"device {asked[number].device} says it trained, but its parcel {min(missing)!r} did not come"
+                f"device {asked[number].device} says it trained, but its tensor set {min(missing)!r} did not come"
             )
     return checked
 
 
 def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tuple[Contribution, bool]:
-    """One order's own parcels, and whether they had to be moved back to the norm bound."""
+    """One order's own tensor sets, and whether they had to be moved back to the norm bound."""
     group, who = work.groups[a.group], f"device {a.device}"
     returned = group.returned
-    wanted = {name for name, parcel in returned.items() if not work.adds_up or parcel.merge is None}
+    wanted = {name for name, tensor_set in returned.items() if not work.adds_up or tensor_set.merge is None}
     if update.payloads.keys() != wanted:
         came = shown(sorted(update.payloads))
-        raise MessageError(f"{who}: parcels {came} came, not {sorted(wanted)}")
+        raise MessageError(f"{who}: tensor sets {came} came, not {sorted(wanted)}")
     far = False
     sums: dict[str, WeightedSum] = {}
-    each: Parcels = {}
+    each: TensorSets = {}
     for name, index in update.payloads.items():
-        parcel = returned[name]
-        contents = decode(pick(arrays, index, who), parcel.layout, work.wire)
+        tensor_set = returned[name]
+        contents = decode(pick(arrays, index, who), tensor_set.layout, work.wire)
         start: Weights = {}
         if work.reads_against_what_was_sent:
             start = work.start(a.group, name)
         if work.wire != "float32":
-            contents = restored(contents, start, parcel.layout)
+            contents = restored(contents, start, tensor_set.layout)
         for tensor, value in contents.items():
             if not bool(torch.isfinite(value.float()).all()):
                 raise MessageError(f"{who}: tensor {tensor!r} of {name!r} holds values that are not finite")
@@ -162,19 +162,19 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
         if work.norm_bound:
             contents, moved = bounded(contents, start, work.norm_bound)
             far = far or moved
-        if parcel.merge is None:
+        if tensor_set.merge is None:
             each[name] = contents
             continue
         if work.clip:
-            flat, moved = bounded_change(contents, start, parcel.layout, work.clip)
+            flat, moved = bounded_change(contents, start, tensor_set.layout, work.clip)
             far = far or moved
         else:
-            flat = flatten(contents, parcel.layout)
-        classes = work.family.classes if parcel.merge.present_classes else None
-        sums[name] = WeightedSum.zeros(parcel.layout, classes)
+            flat = flatten(contents, tensor_set.layout)
+        classes = work.family.classes if tensor_set.merge.present_classes else None
+        sums[name] = WeightedSum.zeros(tensor_set.layout, classes)
         present = None if classes is None else present_mask(update.present_classes, classes, who)
-        weight = device_weight(parcel.merge, update.examples, alike=work.clip > 0)
-        sums[name].add(flat, weight, present, parcel.class_spans)
+        weight = device_weight(tensor_set.merge, update.examples, alike=work.clip > 0)
+        sums[name].add(flat, weight, present, tensor_set.class_spans)
     return Contribution(group, [a.number], [a.device], update.examples, sums, each), far
 
 
@@ -182,12 +182,12 @@ def _masked(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> T
     """An update under masks; MessageError where it is not of the form that was asked for."""
     who = f"device {a.device}"
     if update.payloads.keys() != {MASKED} or update.present_classes is not None:
-        raise MessageError(f"{who}: parcels {shown(sorted(update.payloads))} came, not one that is masked")
+        raise MessageError(f"{who}: tensor sets {shown(sorted(update.payloads))} came, not one that is masked")
     return int64_vector(pick(arrays, update.payloads[MASKED], who), joined(work.empty_sums(a)).numel(), who)
 
 
-def _check_facts(update: Update, local: Local, family: Family) -> None:
-    """ValueError where the facts are not those that the device half lists, or cannot be right."""
+def _check_facts(update: Update, local: ClientStep, family: Family) -> None:
+    """ValueError where the facts are not those that the client step lists, or cannot be right."""
     facts, wanted = update.facts, local.facts(family)
     came = {name: len(values) for name, values in facts.items()}
     if came != wanted:
@@ -207,7 +207,7 @@ def _sums(
     seen: dict[str, set[int]] = {}
     for header in reply.sums:
         who = f"the sum over orders {shown(header.orders)}"
-        counted = seen.setdefault(header.parcel, set())
+        counted = seen.setdefault(header.tensor_set, set())
 
         def belongs(number: int, group: int = header.group, counted: set[int] = counted) -> bool:
             trained = number in answered and checked.outcomes[number] == "trained"
@@ -218,30 +218,32 @@ def _sums(
             raise MessageError(f"{who}: orders {shown(wrong)} are not of group {header.group}, or are counted twice")
         counted.update(header.orders)
         group = work.groups[header.group]
-        parcel = group.returned.get(header.parcel)
-        if parcel is None or parcel.merge is None:
-            raise MessageError(f"{who}: a parcel {shown(header.parcel)} is not to be added up")
+        tensor_set = group.returned.get(header.tensor_set)
+        if tensor_set is None or tensor_set.merge is None:
+            raise MessageError(f"{who}: a tensor set {shown(header.tensor_set)} is not to be added up")
         alike = work.clip > 0
-        weight = sum(device_weight(parcel.merge, answered[number].examples, alike=alike) for number in header.orders)
+        weight = sum(
+            device_weight(tensor_set.merge, answered[number].examples, alike=alike) for number in header.orders
+        )
         if header.weight != weight:
             raise MessageError(f"{who}: weight {header.weight} instead of {weight}")
         class_weight = None
-        if parcel.merge.present_classes:
+        if tensor_set.merge.present_classes:
             counts = header.class_weight or []
             if len(counts) != work.family.classes or not 0 < max(counts) <= weight:
                 raise MessageError(f"{who}: class weights {shown(counts)} do not fit {work.family.classes} classes")
             class_weight = torch.tensor(counts, dtype=torch.int64)
-        total = int64_vector(pick(arrays, header.payload, who), parcel.layout.numel, who)
+        total = int64_vector(pick(arrays, header.payload, who), tensor_set.layout.numel, who)
         added = WeightedSum(total, weight, class_weight, magnitude(total))
         key = header.group, tuple(header.orders)
         if key not in result:
             examples = sum(answered[number].examples for number in header.orders)
             devices = [asked[number].device for number in header.orders]
             result[key] = Contribution(group, header.orders, devices, examples, {}, {})
-        result[key].sums[header.parcel] = added
+        result[key].sums[header.tensor_set] = added
     for contribution in result.values():
-        merged = {name for name, parcel in contribution.group.returned.items() if parcel.merge is not None}
+        merged = {name for name, tensor_set in contribution.group.returned.items() if tensor_set.merge is not None}
         if missing := merged - contribution.sums.keys():
             who = f"the sum over orders {shown(contribution.orders)}"
-            raise MessageError(f"{who}: the parcel {min(missing)!r} is not summed over the same orders")
+            raise MessageError(f"{who}: the tensor set {min(missing)!r} is not summed over the same orders")
     return list(result.values())

@@ -14,15 +14,15 @@ from wildflower.devices.clock import Timing
 from wildflower.messages.encoding import Wire, encode
 from wildflower.messages.orders import Batch, Update, WorkOrder
 from wildflower.messages.packing import Layout, pack, unpack
-from wildflower.messages.parcels import Parcel, Parcels, Weights, digest, nbytes
 from wildflower.messages.sums import WeightedSum, joined
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, digest, nbytes
 from wildflower.messages.wire import to_records
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.family import Family
 from wildflower.models.placement import leading
 from wildflower.rounds.frozen import Frozen, Owed
-from wildflower.strategies.method import Contribution, Group, Local, Order, Selection
+from wildflower.strategies.method import ClientStep, Contribution, Group, Order, Selection
 from wildflower.strategies.run_settings import RoundSettings
 
 MESSAGE_BYTES = 32 * 2**20  # of distinct payloads in one message; a round's further batches wait for their turn
@@ -30,12 +30,12 @@ MESSAGE_BYTES = 32 * 2**20  # of distinct payloads in one message; a round's fur
 
 @dataclass(frozen=True)
 class Given:
-    """What one device is asked: an architecture under a selection, what it costs, and the device half that does it."""
+    """What one device is asked: an architecture under a selection, what it costs, and the client step that does it."""
 
     order: Order
     selection: Selection
     cost: Cost
-    local: Local
+    client_step: ClientStep
 
     @property
     def architecture(self) -> Architecture:
@@ -115,18 +115,18 @@ def seed_of(settings: RoundSettings, round_number: int, device: int, place: int 
 
 @dataclass(kw_only=True)
 class Orders:
-    """What some devices are asked in one exchange, and how their parcels get to them.
+    """What some devices are asked in one exchange, and how their tensor sets get to them.
 
     Attributes:
-        payload: the contents of the parcels that a group is sent.
+        payload: the contents of the tensor sets that a group is sent.
         frozen: what is frozen of the model; None where nothing is.
-        each_by_itself: nodes of many devices add nothing up, also where parcels might be.
+        each_by_itself: nodes of many devices add nothing up, also where tensor sets might be.
     """
 
     round: int
     assignments: list[Assignment]
     family: Family
-    payload: Callable[[Group], Parcels]
+    payload: Callable[[Group], TensorSets]
     frozen: Frozen | None = None
     each_by_itself: bool = False
     groups: list[Group] = field(init=False, default_factory=list)
@@ -134,14 +134,14 @@ class Orders:
     _awaited: set[int] = field(init=False, default_factory=set)  # groups of which `_packed` is kept in any case
 
     def __post_init__(self) -> None:
-        """Number the orders, and collect those whose parcels are of the same tensors at the same coordinates."""
+        """Number the orders, and collect those whose tensor sets are of the same tensors at the same coordinates."""
         index: dict[tuple[Architecture, Selection, str], int] = {}
         for number, a in enumerate(self.assignments):
             a.number = number
             if a.given is None:
                 continue
             architecture, selection = a.given.architecture, a.given.selection
-            sent, returned = parcels_of(a.given.local, self.family, architecture)
+            sent, returned = tensor_sets_of(a.given.client_step, self.family, architecture)
             key = architecture, selection, digest(sent, returned)
             if key not in index:
                 index[key] = len(self.groups)
@@ -176,25 +176,29 @@ class Orders:
         return queues
 
     def _added_bytes(self, orders: list[Assignment], groups: set[int]) -> int:
-        """What orders add to a message and to its reply, where the message holds some groups' parcels already.
+        """What orders add to a message and to its reply, where the message holds some groups' tensor sets already.
 
-        Parcels that are not merged come back from every device.
+        Tensor sets that are not merged come back from every device.
         """
         new = {a.group for a in orders} - groups
         shared = sum(max(nbytes(self.groups[g].sent), self._returned_bytes(g, merged=True)) for g in new)
         return shared + sum(self._returned_bytes(a.group, merged=False) + a.frozen.nbytes for a in orders)
 
     def _returned_bytes(self, group: int, *, merged: bool) -> int:
-        parcels = self.groups[group].returned.values()
+        tensor_sets = self.groups[group].returned.values()
         adds_up = not self.each_by_itself
-        return sum(parcel.layout.nbytes for parcel in parcels if (parcel.merge is not None and adds_up) == merged)
+        return sum(
+            tensor_set.layout.nbytes
+            for tensor_set in tensor_sets
+            if (tensor_set.merge is not None and adds_up) == merged
+        )
 
     def arrays(
         self, batch: list[Assignment], of_group: Callable[[int], dict[str, bytes]] | None = None
     ) -> tuple[list[bytes], dict[int, dict[str, int]]]:
-        """The parcels of a batch, those that several devices share once, and where each group's are.
+        """The tensor sets of a batch, those that several devices share once, and where each group's are.
 
-        of_group: what gives the parcels of a group; as they are packed by default.
+        of_group: what gives the tensor sets of a group; as they are packed by default.
         """
         of_group = of_group or self.packed
         found: list[bytes] = []
@@ -217,18 +221,18 @@ class Orders:
         return {a.number: where[a.frozen] for a in batch if a.frozen.nbytes}
 
     def packed(self, group: int) -> dict[str, bytes]:
-        """The packed parcels of a group, kept while they are small because other nodes want them too."""
+        """The packed tensor sets of a group, kept while they are small because other nodes want them too."""
         if not self.groups[group].sent:
             return {}
         if group not in self._packed:
             wanted = self.groups[group]
             contents = self.payload(wanted)
             if contents.keys() != wanted.sent.keys():
-                raise ValueError(f"the payload holds parcels {sorted(contents)}, not {sorted(wanted.sent)}")
-            data = {name: _pack(contents[name], parcel.layout) for name, parcel in wanted.sent.items()}
-            size = sum(len(array) for parcels in self._packed.values() for array in parcels.values())
+                raise ValueError(f"the payload holds tensor sets {sorted(contents)}, not {sorted(wanted.sent)}")
+            data = {name: _pack(contents[name], tensor_set.layout) for name, tensor_set in wanted.sent.items()}
+            size = sum(len(array) for tensor_sets in self._packed.values() for array in tensor_sets.values())
             if size + sum(map(len, data.values())) > MESSAGE_BYTES:
-                self._packed = {g: parcels for g, parcels in self._packed.items() if g in self._awaited}
+                self._packed = {g: tensor_sets for g, tensor_sets in self._packed.items() if g in self._awaited}
             self._packed[group] = data
         return self._packed[group]
 
@@ -240,8 +244,10 @@ def _pack(contents: Weights, layout: Layout) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def parcels_of(local: Local, family: Family, architecture: Architecture) -> tuple[dict[str, Parcel], dict[str, Parcel]]:
-    """The parcels that a device half is sent, and those that it returns."""
+def tensor_sets_of(
+    local: ClientStep, family: Family, architecture: Architecture
+) -> tuple[dict[str, TensorSet], dict[str, TensorSet]]:
+    """The tensor sets that a client step is sent, and those that it returns."""
     return local.sent(family, architecture), local.returned(family, architecture)
 
 
@@ -250,13 +256,13 @@ class Work(Orders):
     """Orders to do, and what becomes of what comes back.
 
     Attributes:
-        absorb: takes in parcels.
+        absorb: takes in tensor sets.
         enough: devices that trained, after which the rest is not waited for.
         simulated: nodes carry many devices, and add up what may be added up.
-        norm_bound: how far a parcel may be from what its device was sent (`wildflower.messages.bound`); 0: as far as it
-        likes.
+        norm_bound: how far a tensor set may be from what its device was sent (`wildflower.messages.bound`); 0: as far
+        as it likes.
         clip: changes of at most this norm are added up in place of weights, all devices counting alike; 0: weights are.
-        wire: as what parcels travel.
+        wire: as what tensor sets travel.
         oldest_checkpoint: the round of the oldest checkpoint that the run may go on from; None: that of the last one.
         refused: nodes of which the server has refused something, and why.
         broke: nodes that have provably broken the protocol of secure aggregation, and how.
@@ -280,37 +286,37 @@ class Work(Orders):
 
     @property
     def adds_up(self) -> bool:
-        """Whether nodes send sums of the parcels that may be merged."""
+        """Whether nodes send sums of the tensor sets that may be merged."""
         return self.simulated and not self.each_by_itself
 
     def bytes_down(self, a: Assignment) -> int:
-        """Bytes of the parcels that a device is sent, and of what it lacks of the frozen tensors."""
+        """Bytes of the tensor sets that a device is sent, and of what it lacks of the frozen tensors."""
         return nbytes(self.groups[a.group].sent, self.wire) + a.frozen.nbytes
 
     def bytes_up(self, a: Assignment) -> int:
-        """Bytes of the parcels that a device returns; under masks, of 64-bit integers in their place."""
+        """Bytes of the tensor sets that a device returns; under masks, of 64-bit integers in their place."""
         if a.masked_with:
             return 8 * joined(self.empty_sums(a)).numel()
         return nbytes(self.groups[a.group].returned, self.wire)
 
     def encoded(self, group: int) -> dict[str, bytes]:
-        """The parcels of a group as they travel, kept while they are small because other nodes want them too."""
+        """The tensor sets of a group as they travel, kept while they are small because other nodes want them too."""
         if group not in self._encoded:
             sent = self.groups[group].sent
             found = {
                 name: encode(unpack(data, sent[name].layout), sent[name].layout, self.wire)
                 for name, data in self.packed(group).items()
             }
-            size = sum(len(array) for parcels in (*self._encoded.values(), found) for array in parcels.values())
+            size = sum(len(array) for tensor_sets in (*self._encoded.values(), found) for array in tensor_sets.values())
             if size > MESSAGE_BYTES:
                 self._encoded.clear()
             self._encoded[group] = found
         return self._encoded[group]
 
-    def start(self, group: int, parcel: str) -> Weights:
+    def start(self, group: int, tensor_set: str) -> Weights:
         """What the server had for devices of a group under this name, before the wire rounded it; {} for nothing."""
-        sent = self.packed(group).get(parcel)
-        return {} if sent is None else unpack(sent, self.groups[group].sent[parcel].layout)
+        sent = self.packed(group).get(tensor_set)
+        return {} if sent is None else unpack(sent, self.groups[group].sent[tensor_set].layout)
 
     def answered(self, a: Assignment) -> None:
         """Keep no longer what was sent for an order alone: its reply is read."""
@@ -324,11 +330,13 @@ class Work(Orders):
         return {group for group, count in orders_of.items() if count == 1}
 
     def empty_sums(self, a: Assignment) -> dict[str, WeightedSum]:
-        """An empty sum of every parcel of an order that is added up."""
+        """An empty sum of every tensor set of an order that is added up."""
         return {
-            name: WeightedSum.zeros(parcel.layout, self.family.classes if parcel.merge.present_classes else None)
-            for name, parcel in self.groups[a.group].returned.items()
-            if parcel.merge is not None
+            name: WeightedSum.zeros(
+                tensor_set.layout, self.family.classes if tensor_set.merge.present_classes else None
+            )
+            for name, tensor_set in self.groups[a.group].returned.items()
+            if tensor_set.merge is not None
         }
 
     def content(self, settings: RoundSettings, batch: list[Assignment]) -> tuple[Batch, list[bytes]]:
@@ -350,7 +358,7 @@ class Work(Orders):
                 payloads=position[a.group],
                 group=a.group,
                 digest=digest(self.groups[a.group].sent, self.groups[a.group].returned),
-                local=a.task.local.reference(),
+                client_step=a.task.client_step.reference(),
                 seed=seed_of(settings, self.round, a.device, places[a.number]),
                 memory_bytes=a.limit_bytes,
                 predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wildflower.messages.parcels import nbytes
+from wildflower.messages.tensor_sets import nbytes
 from wildflower.rounds.requests import Assignment, Orders, Work, by_device
 from wildflower.rounds.scores import Evaluation, Personal
 from wildflower.strategies.method import fits
@@ -44,7 +44,7 @@ def count_work(traffic: Counter[str], work: Work) -> None:
     """
     for a in work.assignments:
         if a.node is not None or a.timing is not None:
-            purpose = "statistics" if isinstance(a.task.local, TakeStatistics) else "training"
+            purpose = "statistics" if isinstance(a.task.client_step, TakeStatistics) else "training"
             traffic[f"{purpose}_bytes_down"] += work.bytes_down(a)
             traffic[f"{purpose}_bytes_up"] += work.bytes_up(a) if a.outcome == "trained" else 0
 

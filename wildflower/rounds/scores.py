@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from wildflower.devices.validation import one_line, shown
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalTraining, Score
 from wildflower.messages.packing import MessageError
-from wildflower.messages.parcels import digest
+from wildflower.messages.tensor_sets import digest
 from wildflower.messages.wire import evaluation_limits, from_records, to_records
 from wildflower.rounds.delivery import MAX_TOLD, Delivered
 from wildflower.rounds.exchange import Failure, each_by_itself, exchange
@@ -190,7 +190,7 @@ def score_on_devices(
                     payloads=position[a.group],
                     digest=digest(orders.groups[a.group].sent, orders.groups[a.group].returned),
                     data=data,
-                    local=a.task.local.reference(),
+                    client_step=a.task.client_step.reference(),
                     seed=int(settings.rng(orders.round, 6, a.device).integers(2**63)),
                     memory_bytes=a.limit_bytes,
                     predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
@@ -204,7 +204,7 @@ def score_on_devices(
         return Message(to_records(content, arrays), node, MessageType.EVALUATE, ttl=ttl, group_id=str(orders.round))
 
     metric, classes = settings.metric, orders.family.classes
-    beside = {a.device: len(a.task.local.scored_beside) if data == "shard" else 0 for a in orders.assignments}
+    beside = {a.device: len(a.task.client_step.scored_beside) if data == "shard" else 0 for a in orders.assignments}
     found: dict[int, Score] = {}
     troubles: Counter[str] = Counter()
     replies = exchange(

@@ -1,6 +1,6 @@
 """Secure aggregation: the server's side of a round in which it sees sums only (Bonawitz et al., CCS 2017, Figure 4).
 
-Devices whose parcels are of the same tensors at the same coordinates are one sum, or several where they are many.
+Devices whose tensor sets are of the same tensors at the same coordinates are one sum, or several where they are many.
 Before they train they agree on keys, in two exchanges beside the training. Each adds masks to its update that cancel in
 the sum. After the training those whose updates have arrived confirm to each other who they are, and reveal shares, of
 which the server takes the masks of those that were lost. Sums are integers modulo 2^64, so that the sum is the same to
@@ -143,7 +143,7 @@ class SecureRound:
         alike: defaultdict[tuple[int, str], dict[int, Assignment]] = defaultdict(dict)
         for a in work.assignments:
             if a.node is not None:
-                half = json.dumps(a.task.local.reference().model_dump(mode="json"), sort_keys=True)
+                half = json.dumps(a.task.client_step.reference().model_dump(mode="json"), sort_keys=True)
                 alike[a.group, half][a.device] = a
         minimum = settings.secure_minimum
         self.sums = [Sum(orders, threshold_of(len(orders), minimum), minimum) for orders in alike.values()]
@@ -367,9 +367,9 @@ class SecureRound:
         group, like = self.work.groups[orders[0].group], self.work.empty_sums(orders[0])
         examples = [a.update.examples for a in orders if a.update is not None]
         weights = {
-            name: sum(device_weight(parcel.merge, count) for count in examples)
-            for name, parcel in group.returned.items()
-            if parcel.merge is not None
+            name: sum(device_weight(tensor_set.merge, count) for count in examples)
+            for name, tensor_set in group.returned.items()
+            if tensor_set.merge is not None
         }
         sums = disjoined(values, like, weights)
         return Contribution(group, [a.number for a in orders], [a.device for a in orders], sum(examples), sums, {})
@@ -378,9 +378,9 @@ class SecureRound:
         """MessageError where a sum can be of no honest updates."""
         group = next(iter(found.orders.values())).group
         for name, total in contribution.sums.items():
-            parcel = contribution.group.returned[name]
+            tensor_set = contribution.group.returned[name]
             sent = self.work.start(group, name)
-            check_sum(total, parcel.layout, sent, parcel.class_spans, self.work.norm_bound)
+            check_sum(total, tensor_set.layout, sent, tensor_set.class_spans, self.work.norm_bound)
 
     # Traffic
 

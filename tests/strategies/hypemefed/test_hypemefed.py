@@ -20,7 +20,7 @@ from wildflower.strategies.hypemefed import HypeMeFed, HypeMeFedParams
 from wildflower.strategies.hypemefed import hypemefed as hypemefed_module
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits, follow
 from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork, Reading
-from wildflower.strategies.method import LEADING, Contribution, Group, Order, local_half
+from wildflower.strategies.method import LEADING, Contribution, Group, Order, client_step_of
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
 
@@ -320,7 +320,7 @@ def test_changes_are_guessed_by_hand(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(HypeMeFed, "_inputs", lambda self, upload, network, source: upload.device)
     guesses = {0: 2.0, 1: 1.0, 2: 4.0}
-    for module in ("hypemefed", "hypernetwork"):
+    for module in ("hypemefed", "layer_hypernetwork"):
         monkeypatch.setattr(
             f"wildflower.strategies.hypemefed.{module}.generate",
             lambda network, device: torch.full(network.target, guesses[device]),
@@ -452,7 +452,7 @@ def test_without_a_deep_device_the_hypernetworks_stay_and_go_on_guessing(tmp_pat
 
 def test_without_exits_early_heads_are_those_of_the_devices_that_stop_there(tmp_path):
     strategy = hypemefed(tmp_path, fill="owners", exits=False)
-    assert strategy.local(Order(0, VGG.full())) == SumOfExits(all_exits=False)
+    assert strategy.client_step(Order(0, VGG.full())) == SumOfExits(all_exits=False)
     weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 1, 10.0, 3))
     assert weights["exit0.classifier.weight"] == [10.0]
     assert weights["exit1.classifier.weight"] == [-7.0]
@@ -603,7 +603,7 @@ def test_without_hypernetworks_none_are_kept(tmp_path):
     assert not [name for name in strategy.state().tensors if name.startswith("hypernetwork/")]
 
 
-# The device half
+# The client step
 
 
 def test_the_sum_of_exits_adds_the_cross_entropies_of_all_exits():
@@ -637,7 +637,7 @@ def test_devices_train_all_exits_and_their_weights_are_not_added_up(tmp_path):
     strategy.assign = lambda device, budget: strategy.candidates[device]
     devices = Devices(VGG, lambda order, w: w)
     engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
-    assert {local_half(order.local) for order in devices.orders.values()} == {SumOfExits(all_exits=True)}
+    assert {client_step_of(order.client_step) for order in devices.orders.values()} == {SumOfExits(all_exits=True)}
     assert all(p.merge is None for p in SumOfExits(all_exits=True).returned(VGG, VGG.full()).values())
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import loss_of, setup
-from wildflower.client_app.context import DeviceBench
-from wildflower.messages.orders import LocalHalf
+from wildflower.client_app.context import DeviceContext
+from wildflower.messages.orders import StepReference
 from wildflower.messages.packing import MessageError
 from wildflower.models.family import make_family
-from wildflower.strategies.method import ClassCounts, Contribution, Group, Order, Trained, local_half
+from wildflower.strategies.method import ClassCounts, Contribution, Group, Order, Trained, client_step_of
 from wildflower.strategies.recipfl import RecipFL, RecipFLParams
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.recipfl import MAX_GRADIENT
@@ -47,7 +47,7 @@ def recipfl(tmp_path):
 
 
 def group(strategy, device, architecture):
-    local = strategy.local(Order(device, architecture))
+    local = strategy.client_step(Order(device, architecture))
     return Group(
         architecture,
         strategy.selection(device, architecture),
@@ -300,9 +300,9 @@ def test_the_larger_and_the_smaller_encoder_share_decoders(tmp_path):
     strategy = over_encoder(tmp_path)
     before = strategy.generate([(1, SHALLOW)])[1, SHALLOW]
     weights = {name: value + 0.1 for name, value in strategy.generate([(0, DEEP)])[0, DEEP].items()}
-    local = strategy.local(Order(0, DEEP))
-    parcels = local.sent(ENCODER, DEEP), local.returned(ENCODER, DEEP)
-    mine = Group(DEEP, strategy.selection(0, DEEP), *parcels, ENCODER.place(DEEP))
+    local = strategy.client_step(Order(0, DEEP))
+    tensor_sets = local.sent(ENCODER, DEEP), local.returned(ENCODER, DEEP)
+    mine = Group(DEEP, strategy.selection(0, DEEP), *tensor_sets, ENCODER.place(DEEP))
     strategy.absorb(Contribution(mine, [0], [0], 4, {}, {"weights": weights}))
     strategy.finish_round([])
     after = strategy.generate([(1, SHALLOW)])[1, SHALLOW]
@@ -383,7 +383,7 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
         by_device.setdefault(order["device"], []).append(order)
     for device, mine in by_device.items():
         halves = [TaughtTraining(taught=value, divergence="student || teacher", feature_weight=1.0) for value in taught]
-        found = [local_half(LocalHalf.model_validate(order["local"])) for order in mine]
+        found = [client_step_of(StepReference.model_validate(order["local"])) for order in mine]
         assert found == (halves if device < 2 else halves[:1])
         teachers = [order["after"] for order in mine]
         expected = [None, mine[0]["order"]] if transfer == "teacher" and device < 2 else [None] * len(mine)
@@ -437,7 +437,7 @@ def test_only_an_order_with_a_teacher_is_taught(tmp_path):
     assert any(a.device == 0 and a.earlier is not None for a in engine.assignments)
     order = Order(0, strategy.candidates[-1])
     asked = engine.ask(order, strategy.selection(0, order.architecture), engine.budget(0, lambda budget: [order]))
-    assert not asked.task.local.taught
+    assert not asked.task.client_step.taught
     assert engine.scores(grid, [asked], "shard", strategy.settings.personal_training_in(1)).keys() == {0}
 
 
@@ -455,8 +455,10 @@ def test_the_clock_counts_what_the_teacher_computes(tmp_path):
 
 
 def test_personal_training_begins_with_statistics_of_this_round_or_new_ones(tmp_path, monkeypatch):
-    begun, fit = [], DeviceBench.fit
-    monkeypatch.setattr(DeviceBench, "fit", lambda *a, **more: begun.append(more["new_statistics"]) or fit(*a, **more))
+    begun, fit = [], DeviceContext.fit
+    monkeypatch.setattr(
+        DeviceContext, "fit", lambda *a, **more: begun.append(more["new_statistics"]) or fit(*a, **more)
+    )
     changes = {"devices-per-round": 2, "personal-every": 2, "personal-from": 2, "test-fraction": 0.5}
     engine, scorer = started(config(tmp_path, **changes))
     sampled = []
@@ -582,7 +584,7 @@ def test_before_a_device_has_said_its_classes_they_count_as_equal(recipfl):
     assert math.isclose(float(request.distribution.sum()), 1.0, rel_tol=1e-6)
 
 
-# The device half, by hand
+# The client step, by hand
 
 
 class Reader(nn.Module):

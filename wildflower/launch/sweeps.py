@@ -17,15 +17,10 @@ from typing import Any
 from rich.console import Console
 
 from wildflower.devices.private import private_folder, private_open
-from wildflower.server_app.resuming import check_resumable, check_same_plugins
-from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary
-from wildflower.server_app.run_records import Summary
-from wildflower.server_app.units import score_format, seconds_text
-from wildflower.runs import child
-from wildflower.runs.before import check_population
-from wildflower.runs.experiment import JournalWatch, notebook_bar
-from wildflower.runs.superlink import interrupted_later, last_lines
-from wildflower.runs.experiment_file import (
+from wildflower.launch import child
+from wildflower.launch.before import check_population
+from wildflower.launch.experiment import JournalWatch, notebook_bar
+from wildflower.launch.experiment_file import (
     SettingsError,
     as_overrides,
     beside,
@@ -37,6 +32,11 @@ from wildflower.runs.experiment_file import (
     strategy_of,
     without_keys_of_others,
 )
+from wildflower.launch.superlink import interrupted_later, last_lines
+from wildflower.server_app.resuming import check_resumable, check_same_plugins
+from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary
+from wildflower.server_app.run_records import Summary
+from wildflower.server_app.units import score_format, seconds_text
 
 MAX_RUNS = 10_000
 MAX_NAME_LETTERS = 150

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from wildflower.runs.forked_server import prepare_to_fork, told_later
+from wildflower.launch.forked_server import prepare_to_fork, told_later
 
 log = logging.getLogger("flwr")
 

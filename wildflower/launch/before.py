@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wildflower.launch.experiment_file import SettingsError
+from wildflower.launch.starting import loading_modules
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.journal import check_writers
@@ -23,8 +25,6 @@ from wildflower.server_app.resuming import (
 )
 from wildflower.server_app.run_folder import JournalError, is_held
 from wildflower.server_app.units import bytes_text
-from wildflower.runs.experiment_file import SettingsError
-from wildflower.runs.starting import loading_modules
 
 if TYPE_CHECKING:
     from wildflower.rounds.engine import Engine, Scorer
@@ -110,7 +110,7 @@ def check_population(config: RunConfig, deployment: Deployment | None) -> None:
 def check_buildable(config: RunConfig) -> tuple[Engine, Scorer | None]:
     """Build what the run stands on, so that missing data or a wrong fleet show before anything is started.
 
-    A method from outside is begun and rehearsed too, on an engine of its own.
+    A method from outside is begun and tried in a dry run too, on an engine of its own.
     """
     with loading_modules():
         from wildflower.server_app.app import agreed_data, build, run_folder, start

@@ -15,13 +15,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from wildflower.devices.fleet import Fleet, bundled_fleet
-from wildflower.server_app.journal import Journal
-from wildflower.server_app.run_folder import COMMAND_LOCK, alone_in, is_held
-from wildflower.server_app.run_records import RoundRecord, Summary
 from tests.server_app import fake_runs
-from wildflower.runs import superlink
-from wildflower.runs.experiment import (
+from wildflower.devices.fleet import Fleet, bundled_fleet
+from wildflower.launch import superlink
+from wildflower.launch.experiment import (
     Deployment,
     Lines,
     check_buildable,
@@ -35,7 +32,10 @@ from wildflower.runs.experiment import (
     waiting_text,
     warnings_text,
 )
-from wildflower.runs.experiment_file import SettingsError, place, resolve
+from wildflower.launch.experiment_file import SettingsError, place, resolve
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.run_folder import COMMAND_LOCK, alone_in, is_held
+from wildflower.server_app.run_records import RoundRecord, Summary
 
 
 def a_round(number: int = 1, **changes) -> RoundRecord:
@@ -103,7 +103,7 @@ class World:
         monkeypatch.setenv("FAKE_SUMMARY", SUMMARY.model_dump_json())
         environment = superlink.flower_environment
         monkeypatch.setattr(
-            flower,
+            superlink,
             "flower_environment",
             lambda outer, folder: environment(outer, folder) | {"PATH": f"{commands}{os.pathsep}{outer['PATH']}"},
         )
@@ -268,7 +268,7 @@ def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_r
             os.kill(int(world.pids.read_text().split()[-1]), signal.SIGKILL)
         return held
 
-    monkeypatch.setattr("wildflower.runs.experiment.is_held", kill_once_seen)
+    monkeypatch.setattr("wildflower.launch.experiment.is_held", kill_once_seen)
     code, text = world.run("server dies", "rounds=5")
     assert time.monotonic() - looks[0] < 10
     assert code == 1
@@ -287,14 +287,14 @@ def test_a_run_that_has_ended_is_told_although_flower_cannot_store_it(world, mon
     monkeypatch.setenv("FAKE_SUMMARY", ended.model_dump_json())
     monkeypatch.setenv("FAKE_STREAM", stream)
     monkeypatch.setenv("FAKE_SEEN", str(seen))
-    monkeypatch.setattr("wildflower.runs.experiment.LOG_SECONDS", 0.5)
+    monkeypatch.setattr("wildflower.launch.experiment.LOG_SECONDS", 0.5)
 
     def look(run_dir):
         if held := is_held(run_dir):
             seen.touch()
         return held
 
-    monkeypatch.setattr("wildflower.runs.experiment.is_held", look)
+    monkeypatch.setattr("wildflower.launch.experiment.is_held", look)
     code, text = world.run("superlink is full")
     assert code == (1 if status == "failed" else 0), text
     assert ("The run failed. The disk is full: go on with --set resume=true\n" in text) == (status == "failed")
@@ -415,7 +415,7 @@ def test_a_run_that_another_command_begins_meanwhile_is_not_begun_again(world, m
         held.enter_context(alone_in(world.run_dir))
         return check_buildable(config)
 
-    monkeypatch.setattr("wildflower.runs.experiment.check_buildable", other_begins)
+    monkeypatch.setattr("wildflower.launch.experiment.check_buildable", other_begins)
     with held:
         code, text = world.run("finish")
     assert code == 1
@@ -438,7 +438,7 @@ def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, mon
             held.enter_context(alone_in(world.run_dir, COMMAND_LOCK))
         return check_buildable(config)
 
-    monkeypatch.setattr("wildflower.runs.experiment.check_buildable", other_begins)
+    monkeypatch.setattr("wildflower.launch.experiment.check_buildable", other_begins)
     with held:
         code, text = world.run("finish")
     assert code == 1
@@ -505,7 +505,7 @@ def test_find_app(tmp_path):
         find_app(tmp_path)
     (tmp_path / "pyproject.toml").write_text("")
     assert find_app(tmp_path) == tmp_path.resolve()
-    assert (find_app(None) / "wildflower" / "experiment.py").exists()
+    assert (find_app(None) / "wildflower" / "launch" / "experiment.py").exists()
 
 
 def test_gpus_are_shared_out(monkeypatch):
@@ -591,7 +591,7 @@ def test_no_traceback_in_a_log(tmp_path):
 
 
 def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypatch):
-    monkeypatch.setattr("wildflower.runs.experiment.MAX_WARNINGS", 2)
+    monkeypatch.setattr("wildflower.launch.experiment.MAX_WARNINGS", 2)
     already = "Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5"
     log = (
         "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"

@@ -6,13 +6,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from tests.server_app import fake_runs
 from wildflower.devices.fleet import Fleet
+from wildflower.launch.experiment_file import beside, place, resolve
 from wildflower.server_app.app import fleet_path, task_spec
 from wildflower.server_app.config import digests_of
 from wildflower.server_app.journal import Journal
 from wildflower.tasks.task import load_task
-from tests.server_app import fake_runs
-from wildflower.runs.experiment_file import beside, place, resolve
 
 
 class Process:
@@ -101,7 +101,7 @@ class Runs:
 
 def in_place_of_processes() -> Runs:
     """Let all runs of this process be stood in for; for a notebook, which has no fixtures."""
-    from wildflower.runs import child
+    from wildflower.launch import child
 
     runs = Runs()
     child.start = runs.start  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Parcels of a method's own: what comes of several, of what a device half does wrong with them, and of their bytes."""
+"""Tensor sets of a method's own: what comes of several, of what a client step does wrong, and of their bytes."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.rounds.methods import FAULTS, HalfUp, Several, started_with
 from tests.small_run import changed_reply, connected_grid, same_bits, simulated_grid
 from wildflower.messages.orders import Batch, Reply, SumHeader
 from wildflower.messages.wire import from_records, to_records
-from wildflower.strategies.method import Order, parcel_bytes
+from wildflower.strategies.method import Order, tensor_set_bytes
 
 ALL = {"devices_per_round": 6}
 HARDWARE = {"fleet": "", "devices": 4, "devices_per_round": 4}
@@ -23,7 +23,7 @@ def outcomes(result):
     return {d["device"]: d["outcome"] for d in result.devices}
 
 
-def test_several_parcels_come_to_the_same_on_workers_and_on_devices_of_their_own(tmp_path):
+def test_several_tensor_sets_come_to_the_same_on_workers_and_on_devices_of_their_own(tmp_path):
     found = {}
     for name, grid, keys in (
         ("one worker", simulated_grid(1), {"workers": 1}),
@@ -40,14 +40,14 @@ def test_several_parcels_come_to_the_same_on_workers_and_on_devices_of_their_own
     assert method.means.keys() == set(range(6))
     facts = {done.device: done.facts for done in method.trained}
     assert facts == {device: {"steps": [1.0], "ends": [0.5, 1.5]} for device in range(6)}
-    # A worker's sums are of all its devices, and the rest comes by itself; a device's own parcels come together.
+    # A worker's sums are of all its devices, and the rest comes by itself; a device's own tensor sets come together.
     together = [(devices, sums) for devices, sums, each in found["one worker"].method.contributions if not each]
     assert [(sorted(devices), sums) for devices, sums in together] == [(list(range(6)), {"weights", "biases"})] * 2
     alone = [(len(devices), sums, each) for devices, sums, each in method.contributions]
     assert alone == [(1, {"weights", "biases"}, {"means"})] * 12
 
 
-def test_parcels_have_weights_of_their_own(tmp_path):
+def test_tensor_sets_have_weights_of_their_own(tmp_path):
     """Of the biases one mean is by examples and one uniform."""
     shards = {"partition": "strong-and-weak", "strong-devices": 2, "examples-per-device": 0}
     engine, scorer = started_with(Several, tmp_path, **ALL | shards)
@@ -90,11 +90,11 @@ def test_what_a_device_half_does_wrong_costs_that_device(fault, hardware, tmp_pa
 # What a node may send in place of what it was asked.
 
 
-def without_a_parcel(update):
+def without_a_tensor_set(update):
     update["payloads"].pop("biases")
 
 
-def with_an_unknown_parcel(update):
+def with_an_unknown_tensor_set(update):
     update["payloads"]["more"] = 0
 
 
@@ -123,9 +123,9 @@ def with_a_fact_of_infinity(update):
 
 
 WRONG = {
-    without_a_parcel: "parcels ['means', 'weights'] came, not ['biases', 'means', 'weights']",
-    with_an_unknown_parcel: "parcels ['biases', 'means', 'more', 'weights'] came",
-    with_another_name: "parcels ['bias', 'means', 'weights'] came",
+    without_a_tensor_set: "tensor sets ['means', 'weights'] came, not ['biases', 'means', 'weights']",
+    with_an_unknown_tensor_set: "tensor sets ['biases', 'means', 'more', 'weights'] came",
+    with_another_name: "tensor sets ['bias', 'means', 'weights'] came",
     without_a_fact: "facts {'ends': 2} came, not {'steps': 1, 'ends': 2}",
     with_an_unknown_fact: "facts {'ends': 2, 'more': 1, 'steps': 1} came, not",
     with_a_longer_fact: "facts {'ends': 3, 'steps': 1} came, not",
@@ -136,7 +136,7 @@ WRONG = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
-def test_wrong_parcels_and_facts_of_a_reply_are_refused_and_change_nothing(change, tmp_path):
+def test_wrong_tensor_sets_and_facts_of_a_reply_are_refused_and_change_nothing(change, tmp_path):
     states, told = [], []
     for name in ("dead", "wrong"):
         engine, scorer = started_with(Several, tmp_path / name, **HARDWARE)
@@ -156,43 +156,43 @@ def test_wrong_parcels_and_facts_of_a_reply_are_refused_and_change_nothing(chang
     assert WRONG[change] in told[1]
 
 
-# Sums of several parcels.
+# Sums of several tensor sets.
 
 
-def a_parcel_by_itself_as_a_sum(reply):
-    """Of a parcel that is not to be added up."""
-    reply["sums"][0]["parcel"] = "means"
+def a_tensor_set_by_itself_as_a_sum(reply):
+    """Of a tensor set that is not to be added up."""
+    reply["sums"][0]["tensor_set"] = "means"
 
 
-def an_unknown_parcel(reply):
-    reply["sums"][0]["parcel"] = "more"
+def an_unknown_tensor_set(reply):
+    reply["sums"][0]["tensor_set"] = "more"
 
 
-def the_sum_of_one_parcel_only(reply):
+def the_sum_of_one_tensor_set_only(reply):
     reply["sums"].pop()
 
 
-def one_parcel_twice(reply):
+def one_tensor_set_twice(reply):
     reply["sums"][1] = reply["sums"][0]
 
 
-def a_sum_beside_its_own_parcel(reply):
-    """A device that is in a sum sends the same parcel by itself too."""
+def a_sum_beside_its_own_tensor_set(reply):
+    """A device that is in a sum sends the same tensor set by itself too."""
     reply["updates"][0]["payloads"]["biases"] = reply["updates"][0]["payloads"]["means"]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        a_parcel_by_itself_as_a_sum,
-        an_unknown_parcel,
-        the_sum_of_one_parcel_only,
-        one_parcel_twice,
-        a_sum_beside_its_own_parcel,
+        a_tensor_set_by_itself_as_a_sum,
+        an_unknown_tensor_set,
+        the_sum_of_one_tensor_set_only,
+        one_tensor_set_twice,
+        a_sum_beside_its_own_tensor_set,
     ],
     ids=lambda change: change.__name__,
 )
-def test_wrong_sums_of_several_parcels_change_nothing(change, tmp_path):
+def test_wrong_sums_of_several_tensor_sets_change_nothing(change, tmp_path):
     engine, scorer = started_with(Several, tmp_path, **ALL, workers=1)
     before = engine.state().tensors
     grid = simulated_grid(1)
@@ -202,12 +202,12 @@ def test_wrong_sums_of_several_parcels_change_nothing(change, tmp_path):
     assert same_bits(before, engine.state().tensors)
 
 
-def test_all_parcels_are_summed_over_the_same_orders(tmp_path):
-    """Or a method would absorb a sum of one parcel without the others."""
+def test_all_tensor_sets_are_summed_over_the_same_orders(tmp_path):
+    """Or a method would absorb a sum of one tensor set without the others."""
 
     def split(message):
         reply, arrays = from_records(Reply, message.content)
-        [weights, biases] = sorted(reply.sums, key=lambda header: header.parcel == "biases")
+        [weights, biases] = sorted(reply.sums, key=lambda header: header.tensor_set == "biases")
         half, rest = biases.orders[:3], biases.orders[3:]
         parts = [
             SumHeader(**biases.model_dump() | {"orders": orders, "weight": 1024 * len(orders)})
@@ -226,7 +226,7 @@ def test_all_parcels_are_summed_over_the_same_orders(tmp_path):
     assert engine.method.contributions == []
 
 
-def test_a_worker_bounds_each_parcel_that_it_adds_up_and_says_so(tmp_path):
+def test_a_worker_bounds_each_tensor_set_that_it_adds_up_and_says_so(tmp_path):
     """Biases are not sent, so that their distance is from zero; the means that come by themselves are near it."""
     engine, scorer = started_with(Several, tmp_path, **ALL, norm_bound=0.5, learning_rate=1.0)
     before = dict(engine.method.weights)
@@ -243,13 +243,13 @@ def test_a_worker_bounds_each_parcel_that_it_adds_up_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("hardware", [False, True], ids=["workers", "hardware"])
-def test_bytes_follow_from_the_parcels_each_way(hardware, tmp_path):
+def test_bytes_follow_from_the_tensor_sets_each_way(hardware, tmp_path):
     engine, scorer = started_with(HalfUp, tmp_path, **HARDWARE if hardware else ALL)
     grid = connected_grid(4, tmp_path) if hardware else simulated_grid(2)
     result = engine.run_round(grid, 1, scorer)
     method = engine.method
     whole = method.family.full()
-    down, up = parcel_bytes(method.local(Order(0, whole)), method.family, whole)
+    down, up = tensor_set_bytes(method.client_step(Order(0, whole)), method.family, whole)
     assert 2 * up == down == 4 * sum(value.numel() for value in method.weights.values())
     devices = 4 if hardware else 6
     assert (result.record["training_bytes_down"], result.record["training_bytes_up"]) == (devices * down, devices * up)
@@ -270,12 +270,12 @@ def test_each_way_of_a_payload_must_fit_its_own_link(down, up, beyond, tmp_path)
     assert record["bandwidth_utilisation"] == pytest.approx(1 / min(down, up), rel=1e-3)  # of the fuller link
 
 
-def test_the_clock_reads_the_parcels_each_way(tmp_path):
+def test_the_clock_reads_the_tensor_sets_each_way(tmp_path):
     engine, scorer = started_with(HalfUp, tmp_path, **ALL)
     result = engine.run_round(simulated_grid(2), 1, scorer)
     method, population = engine.method, engine.population
     whole = method.family.full()
-    down, up = parcel_bytes(method.local(Order(0, whole)), method.family, whole)
+    down, up = tensor_set_bytes(method.client_step(Order(0, whole)), method.family, whole)
     population.now_seconds = 0.0
     flops = 16.0 * method.cost(whole).training_flops
     for line in result.devices:
@@ -288,9 +288,9 @@ def test_a_message_is_bounded_with_what_its_reply_brings_of_every_device(tmp_pat
     engine, scorer = started_with(Several, tmp_path, **ALL, workers=1)
     method, grid = engine.method, simulated_grid(1)
     whole = method.family.full()
-    parcels = method.local(Order(0, whole)).returned(method.family, whole)
-    merged = sum(parcel.layout.nbytes for parcel in parcels.values() if parcel.merge)
-    monkeypatch.setattr("wildflower.rounds.requests.MESSAGE_BYTES", merged + 2 * parcels["means"].layout.nbytes)
+    tensor_sets = method.client_step(Order(0, whole)).returned(method.family, whole)
+    merged = sum(tensor_set.layout.nbytes for tensor_set in tensor_sets.values() if tensor_set.merge)
+    monkeypatch.setattr("wildflower.rounds.requests.MESSAGE_BYTES", merged + 2 * tensor_sets["means"].layout.nbytes)
     result = engine.run_round(grid, 1, scorer)
     assert [len(from_records(Batch, message.content)[0].orders) for message in grid.sent] == [2, 2, 2]
     assert set(outcomes(result).values()) == {"trained"}

@@ -1,7 +1,7 @@
-from wildflower.devices.resource_report import DeviceReport
-from wildflower.server_app.node_records import LastReport
 from tests.cli.test_command import invoke
 from wildflower.cli.nodes import HEADERS, table
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.server_app.node_records import LastReport
 
 NOW = 1_700_000_000.0
 

@@ -16,22 +16,22 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from rich.console import Console
 
+from tests.programs import run_python
+from wildflower.launch.bundle import make_bundle
+from wildflower.launch.experiment import last_traceback, run_experiment
+from wildflower.launch.experiment_file import SettingsError, beside, place, resolve
 from wildflower.plugins.beside import digests, files_of, look_for, looked_for_beside
 from wildflower.plugins.reference import PluginError, class_of
 from wildflower.server_app.config import RunConfig, digests_of
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import read_config, read_rounds, read_summary
 from wildflower.strategies.method import Method
-from tests.programs import run_python
-from wildflower.runs.bundle import make_bundle
-from wildflower.runs.experiment import last_traceback, run_experiment
-from wildflower.runs.experiment_file import SettingsError, beside, place, resolve
 
 ROOT = Path(__file__).parents[2]
 METHOD = """
 from typing import ClassVar
 from pydantic import Field
-from wildflower.strategies.method import Local, Training
+from wildflower.strategies.method import ClientStep, Training
 from wildflower.strategies.params import Params
 from wildflower.strategies.submodel import SubModelMethod
 from {parts} import RATE
@@ -43,7 +43,7 @@ class Settings(Params):
 class Mine(SubModelMethod):
     params_type: ClassVar = Settings
 
-    def local(self, order) -> Local:
+    def client_step(self, order) -> ClientStep:
         return Training()
 """
 
@@ -121,10 +121,18 @@ def test_flower_builds_a_bundle_of_the_app_and_of_what_travels(folder, tmp_path)
     # Flower looks at every file of the folder: without the environment and the history there are fewer.
     clone = shutil.copytree(ROOT, tmp_path / "clone", ignore=shutil.ignore_patterns(".*", "__pycache__", "runs"))
     own = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(clone)))
-    assert names - set(own.namelist()) == set(TRAVELLING)
-    assert set(own.namelist()) <= names
-    for name in names & set(own.namelist()) - {"pyproject.toml", ".info/CONTENT"}:
-        assert archive.read(name) == own.read(name)
+    # All of the app is in one package, beside which a user's own may have any other name.
+    installed = {name: name if name in names else f"wildflower/{name}" for name in own.namelist()}
+    assert names - set(installed.values()) == set(TRAVELLING)
+    assert {name.partition("/")[0] for name in names - set(TRAVELLING)} == {
+        "wildflower",
+        "pyproject.toml",
+        "LICENSE",
+        ".info",
+    }
+    for name, there in installed.items():
+        if name not in ("pyproject.toml", ".info/CONTENT"):
+            assert archive.read(there) == own.read(name)
     keys = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["config"]
     assert keys["bundled-method"] == {"damping": 0.25, "rule": "mean"}
     assert keys["fedprox"] == {"mu": 0.01}
@@ -142,7 +150,7 @@ def test_an_app_that_does_not_list_its_files_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("strategies", "strategies.py beside the experiment would hide the app's own 'strategies'"),
+        ("wildflower", "wildflower.py beside the experiment would hide the app's own 'wildflower'"),
         ("random", "random.py beside the experiment would hide the module 'random' of Python itself"),
         ("numpy", "numpy.py beside the experiment would hide the package 'numpy', which the app uses"),
         ("test_mine", "test_mine.py beside the experiment would not travel: Flower leaves such names out"),
@@ -167,20 +175,21 @@ def test_what_a_module_imports_may_hide_nothing_either(tmp_path):
 
 def test_an_experiment_in_the_projects_folder_hides_none_of_its_rooms():
     with looked_for_beside(ROOT) as modules:
-        look_for("strategies")
+        with pytest.raises(ValueError, match=r"is the app's own: write wildflower\.strategies\.fedprox"):
+            look_for("strategies.fedprox")
         assert modules == {}
         assert class_of("wildflower.strategies.fedprox:FedProx", Method, "a method").__name__ == "FedProx"
 
 
 def test_an_experiment_in_another_copy_of_the_project_takes_this_apps_rooms(tmp_path):
-    (tmp_path / "strategies").mkdir()
-    for file in ("__init__.py", "fedprox.py", "mine.py"):
-        (tmp_path / "strategies" / file).write_text("")
+    (tmp_path / "wildflower" / "strategies").mkdir(parents=True)
+    for file in ("__init__.py", "strategies/__init__.py", "strategies/fedprox.py", "strategies/mine.py"):
+        (tmp_path / "wildflower" / file).write_text("")
     with looked_for_beside(tmp_path) as modules:
         assert class_of("wildflower.strategies.fedprox:FedProx", Method, "a method").__name__ == "FedProx"
         assert modules == {}
-        with pytest.raises(PluginError, match="strategies beside the experiment would hide the app's own"):
-            class_of("strategies.mine:Mine", Method, "a method")
+        with pytest.raises(PluginError, match="wildflower beside the experiment would hide the app's own"):
+            class_of("wildflower.strategies.mine:Mine", Method, "a method")
 
 
 def test_an_installed_package_does_not_travel_but_its_settings_are_listed(folder, tmp_path, monkeypatch):
@@ -231,7 +240,7 @@ def test_a_method_that_does_not_go_together_is_told_before_anything_is_started(f
     file.write_text(file.read_text() + "\n    def payload(self, group):\n        return {}\n")
     code, said = run(folder / "experiment.toml")
     assert code == 1
-    assert "Error: strategy = 'bundled_method:Mine': `payload` holds the parcels []" in said
+    assert "Error: strategy = 'bundled_method:Mine': `payload` holds the tensor sets []" in said
     code, said = run(folder / "experiment.toml", "strategy=bundled_methd:Mine", "bundled-method.damping=1")
     assert code == 1
     assert f"there is no module 'bundled_methd' in {folder}" in said
@@ -263,7 +272,7 @@ from pydantic import Field
 
 from wildflower.models.base import ImageFamily
 from wildflower.models.layers import Block, Flatten, Linear, Relu
-from wildflower.strategies.method import Local, Order, Setup, Trained, Training
+from wildflower.strategies.method import ClientStep, Order, Setup, Trained, Training
 from wildflower.strategies.params import Params
 from wildflower.strategies.submodel import SubModelMethod
 from wildflower.tasks.data import Data, DataSet, make_data_set
@@ -276,8 +285,8 @@ class Half(Training):
     def facts(self, family):
         return {"share": 1}
 
-    def train(self, bench):
-        answer = super().train(bench)
+    def train(self, context):
+        answer = super().train(context)
         answer.facts["share"] = [self.share]
         return answer
 
@@ -293,7 +302,7 @@ class Mine(SubModelMethod):
         super().__init__(setup, params)
         self.share = params.share
 
-    def local(self, order: Order) -> Local:
+    def client_step(self, order: Order) -> ClientStep:
         return Half(share=self.share)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:

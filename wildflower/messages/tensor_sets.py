@@ -1,6 +1,6 @@
-"""Parcels: named sets of tensors that travel between server and devices.
+"""TensorSets: named sets of tensors that travel between server and devices.
 
-Both sides derive the layout of every parcel from the work order, and only a digest of the layouts travels.
+Both sides derive the layout of every tensor set from the work order, and only a digest of the layouts travels.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from wildflower.models.placement import CLASSES, Axis
 
 Weights = dict[str, Tensor]
 """Tensors by name."""
-Parcels = dict[str, Weights]
-"""Contents of parcels by the parcels' names."""
+TensorSets = dict[str, Weights]
+"""Contents of tensor sets by the tensor sets' names."""
 
 
 @dataclass(frozen=True)
-class Parcel:
+class TensorSet:
     """A named set of tensors that travels as one array.
 
     Attributes:
         layout: the tensors' names, shapes and types.
-        merge: how a node that carries many devices adds their parcels up before it answers. None: the server gets
-            every device's parcel by itself. It has no meaning for parcels that the server sends.
+        merge: how a node that carries many devices adds their tensor sets up before it answers. None: the server gets
+            every device's tensor set by itself. It has no meaning for tensor sets that the server sends.
         class_spans: (start, stop) in the flat vector of every tensor whose first dimension is the classes.
         steady: its elements are of the same coordinates in every round, so that a device may add what rounding for the
             wire has lost to what it returns next. False where the device itself chooses which.
@@ -44,14 +44,14 @@ class Parcel:
     steady: bool = True
 
     @classmethod
-    def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None, *, steady: bool = True) -> Parcel:
-        """The parcel of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once.
+    def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None, *, steady: bool = True) -> TensorSet:
+        """The tensor set of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once.
 
         TypeError where a tensor is described by something else than a `wildflower.models.layers.TensorSpec`.
         """
         if wrong := next((name for name, spec in tensors.items() if not isinstance(spec, TensorSpec)), None):
             raise TypeError(
-                f"the tensor {wrong!r} of a parcel is described by {tensors[wrong]!r}, and must be by a "
+                f"the tensor {wrong!r} of a tensor set is described by {tensors[wrong]!r}, and must be by a "
                 "TensorSpec: ten numbers are wildflower.models.layers.TensorSpec((10,), torch.float32, (None,))"
             )
         tensors = {name: spec for name, spec in tensors.items() if not spec.frozen}
@@ -72,17 +72,17 @@ def frozen_layout(family: Family, architecture: Architecture) -> Layout:
     return Layout.of({name: spec for name, spec in tensors.items() if spec.frozen})
 
 
-def nbytes(parcels: Mapping[str, Parcel], wire: Wire = "float32") -> int:
-    """Bytes of some parcels together, as they travel."""
-    return sum(encoded_bytes(parcel.layout, wire) for parcel in parcels.values())
+def nbytes(tensor_sets: Mapping[str, TensorSet], wire: Wire = "float32") -> int:
+    """Bytes of some tensor sets together, as they travel."""
+    return sum(encoded_bytes(tensor_set.layout, wire) for tensor_set in tensor_sets.values())
 
 
-def digest(sent: Mapping[str, Parcel], returned: Mapping[str, Parcel]) -> str:
-    """Eight bytes, as hex, that differ where server and device disagree about a parcel's name, tensors or merging."""
+def digest(sent: Mapping[str, TensorSet], returned: Mapping[str, TensorSet]) -> str:
+    """Eight bytes, as hex, that differ where server and device disagree about a set's name, tensors or merging."""
     text = "".join(
-        f"{way} {name} {parcel.layout.digest} {parcel.merge.model_dump_json() if parcel.merge else ''};"
-        for way, parcels in (("sent", sent), ("returned", returned))
-        for name, parcel in sorted(parcels.items())
+        f"{way} {name} {tensor_set.layout.digest} {tensor_set.merge.model_dump_json() if tensor_set.merge else ''};"
+        for way, tensor_sets in (("sent", sent), ("returned", returned))
+        for name, tensor_set in sorted(tensor_sets.items())
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wildflower.devices.private import private_open
-from wildflower.runs.superlink import STOP_SIGNALS, interrupted_later, uninterrupted
+from wildflower.launch.superlink import STOP_SIGNALS, interrupted_later, uninterrupted
 
 if TYPE_CHECKING:
     from wildflower.rounds.engine import Engine, Scorer

@@ -1,8 +1,8 @@
 """The app's folder for one run: what it has beside the experiment, and the keys of its settings, are in it.
 
 Flower sends every node the files that pyproject.toml lists, and refuses keys that are not listed there. So a run with a
-method, a family or a task of its own is submitted from a copy of the app, and the app's own folder stays as it is. All of
-the app is in `wildflower/` there, as where it is installed, so that what is a user's own may be called `models` or `tasks`.
+method, a family or a task of its own is submitted from a copy of the app, and the app's own folder stays as it is. All
+of the app is in `wildflower/` there, as where it is installed, so that a user's own may be called `models` or `tasks`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from wildflower.launch.experiment_file import SettingsError
 from wildflower.plugins.beside import NAME, OUTSIDE, files_of
 from wildflower.server_app.keys import block_of_settings, with_block
-from wildflower.runs.experiment_file import SettingsError
 
 _INCLUDE = re.compile(r"fab-include = \[[^\]]*\]")
 

@@ -14,8 +14,8 @@ from typing import IO, NoReturn
 
 import psutil
 
-from wildflower.runs.process_ends import run_and_leave
-from wildflower.runs.starting import loading_modules
+from wildflower.launch.process_ends import run_and_leave
+from wildflower.launch.starting import loading_modules
 
 GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
 
@@ -27,7 +27,7 @@ def start(experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> subp
     """
     # In a group of its own: a Ctrl-C at the terminal reaches this process alone, which then stops its runs in order.
     return subprocess.Popen(
-        [sys.executable, "-m", "wildflower.runs.child", str(os.getpid()), str(experiment), *overrides],
+        [sys.executable, "-m", "wildflower.launch.child", str(os.getpid()), str(experiment), *overrides],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -77,8 +77,8 @@ def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> NoReturn:
     end_with(parent, signal.SIGTERM)  # which the command takes as Ctrl-C
 
     with loading_modules():
-        from wildflower.runs.experiment import run_experiment
-        from wildflower.runs.terminal import terminal
+        from wildflower.launch.experiment import run_experiment
+        from wildflower.launch.terminal import terminal
 
     sys.exit(run_experiment(experiment, overrides, None, terminal()))
 

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 import wildflower as wf
-from wildflower.server_app.run_folder import read_config, read_summary
-from wildflower.runs import sweeps
 from wildflower.cli.command import app
-from wildflower.runs.experiment_file import SettingsError
+from wildflower.launch import sweeps
+from wildflower.launch.experiment_file import SettingsError
+from wildflower.server_app.run_folder import read_config, read_summary
 
 EXPERIMENT = 'task = "digits"\nrounds = 1\ndevices = 20\n'
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wildflower.runs.experiment_file import (
+from wildflower.launch.experiment_file import (
     SettingsError,
     beside,
     cpu_cores,

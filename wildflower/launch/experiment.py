@@ -20,14 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from wildflower.plugins.beside import APP, files_of
-from wildflower.plugins.extras import MissingExtraError
-from wildflower.plugins.reference import is_reference
-from wildflower.server_app.resuming import check_folder
-from wildflower.server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, is_held, read_rounds, read_summary
-from wildflower.server_app.run_records import RoundRecord, Summary
-from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
-from wildflower.runs.before import (
+from wildflower.launch.before import (
     Deployment,
     check_buildable,
     check_disk,
@@ -35,11 +28,18 @@ from wildflower.runs.before import (
     check_same_files,
     check_start,
 )
-from wildflower.runs.bundle import make_bundle
-from wildflower.runs.superlink import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
-from wildflower.runs.forked_server import local_server, prepare_to_fork, told_later
-from wildflower.runs.experiment_file import SettingsError, beside, place, resolve, write_toml
-from wildflower.runs.starting import loading_modules
+from wildflower.launch.bundle import make_bundle
+from wildflower.launch.experiment_file import SettingsError, beside, place, resolve, write_toml
+from wildflower.launch.forked_server import local_server, prepare_to_fork, told_later
+from wildflower.launch.starting import loading_modules
+from wildflower.launch.superlink import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
+from wildflower.plugins.beside import APP, files_of
+from wildflower.plugins.extras import MissingExtraError
+from wildflower.plugins.reference import is_reference
+from wildflower.server_app.resuming import check_folder
+from wildflower.server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, is_held, read_rounds, read_summary
+from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 import wildflower as wf
+from wildflower.launch import child, python, sweeps
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.resuming import check_resumable
 from wildflower.server_app.run_folder import is_held
-from wildflower.runs import child, python, sweeps
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,9 +26,8 @@ def experiment(tmp_path, monkeypatch):
 
 
 def test_importing_it_imports_nothing_heavy():
-    code = (
-        "import sys, wildflower, wildflower.runs.child; print([m for m in ('torch', 'pandas', 'flwr') if m in sys.modules])"
-    )
+    loaded = "[m for m in ('torch', 'pandas', 'flwr') if m in sys.modules]"
+    code = f"import sys, wildflower, wildflower.launch.child; print({loaded})"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
 
@@ -316,5 +315,5 @@ def test_a_run_ends_with_the_process_that_started_it(experiment):
         parent.kill()
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert alive == []
-    assert len(processes) >= 4  # the command, its server, the nursery, a worker
+    assert len(processes) >= 4  # the command, its server, the fork server, a worker
     assert not is_held(Path("runs/one"))

@@ -1,11 +1,11 @@
-"""wildflower/messages/parcels.py, and what it says of the models of families."""
+"""wildflower/messages/tensor_sets.py, and what it says of the models of families."""
 
 import pytest
 import torch
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout, pack
-from wildflower.messages.parcels import Parcel, digest, nbytes, parameters_of
+from wildflower.messages.tensor_sets import TensorSet, digest, nbytes, parameters_of
 from wildflower.models.base import Family
 from wildflower.models.cnn import Cnn3, PflCnn
 from wildflower.models.cost import cost
@@ -66,23 +66,23 @@ def test_batch_norm_statistics_travel_by_themselves():
 
 @pytest.mark.parametrize("family", [LeNet5(classes=7), ResNet18(classes=7)], ids=lambda family: family.name)
 def test_class_spans_are_the_rows_of_the_classifier(family):
-    parcel = Parcel.of(family.tensors(family.width(0.1)))
-    marked = torch.zeros(parcel.layout.numel, dtype=torch.bool)
-    for start, stop in parcel.class_spans:
+    tensor_set = TensorSet.of(family.tensors(family.width(0.1)))
+    marked = torch.zeros(tensor_set.layout.numel, dtype=torch.bool)
+    for start, stop in tensor_set.class_spans:
         assert (stop - start) % 7 == 0
         marked[start:stop] = True
     start = 0
-    for entry in parcel.layout.entries:
+    for entry in tensor_set.layout.entries:
         assert bool(marked[start : start + entry.numel].all()) == entry.name.startswith("head.classifier.")
         assert bool(marked[start : start + entry.numel].any()) == entry.name.startswith("head.classifier.")
         start += entry.numel
 
 
-def parcel(merge=None, **shapes):
-    return Parcel(Layout.of({name: torch.zeros(shape) for name, shape in shapes.items()}), merge)
+def tensor_set(merge=None, **shapes):
+    return TensorSet(Layout.of({name: torch.zeros(shape) for name, shape in shapes.items()}), merge)
 
 
-ONE, OTHER = parcel(w=(2, 3)), parcel(w=(3, 2))
+ONE, OTHER = tensor_set(w=(2, 3)), tensor_set(w=(3, 2))
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ ONE, OTHER = parcel(w=(2, 3)), parcel(w=(3, 2))
         ({"weights": ONE}, {}),
         ({}, {"weights": ONE}),
         ({"weights": ONE, "control": ONE}, {"weights": ONE}),
-        ({"weights": ONE}, {"weights": parcel(Merge(), w=(2, 3))}),
-        ({"weights": ONE}, {"weights": parcel(Merge(weighting="uniform"), w=(2, 3))}),
-        ({"weights": ONE}, {"weights": parcel(Merge(present_classes=True), w=(2, 3))}),
-        ({"weights": ONE}, {"weights": parcel(v=(2, 3))}),
-        ({"weights": ONE}, {"weights": parcel(w=(2, 3), v=(1,))}),
+        ({"weights": ONE}, {"weights": tensor_set(Merge(), w=(2, 3))}),
+        ({"weights": ONE}, {"weights": tensor_set(Merge(weighting="uniform"), w=(2, 3))}),
+        ({"weights": ONE}, {"weights": tensor_set(Merge(present_classes=True), w=(2, 3))}),
+        ({"weights": ONE}, {"weights": tensor_set(v=(2, 3))}),
+        ({"weights": ONE}, {"weights": tensor_set(w=(2, 3), v=(1,))}),
     ],
 )
 def test_the_digest_differs_where_both_sides_disagree(sent, returned):
@@ -107,7 +107,7 @@ def test_the_digest_differs_where_both_sides_disagree(sent, returned):
     assert digest(sent, returned) != agreed
 
 
-def test_the_digest_does_not_depend_on_the_order_of_parcels():
+def test_the_digest_does_not_depend_on_the_order_of_tensor_sets():
     both = {"weights": ONE, "control": OTHER}
     turned = {"control": OTHER, "weights": ONE}
     assert digest(both, both) == digest(turned, turned)

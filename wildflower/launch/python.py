@@ -15,6 +15,22 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wildflower.launch import child
+from wildflower.launch.before import check_population
+from wildflower.launch.experiment import (
+    LOOK_SECONDS,
+    WAITING,
+    JournalWatch,
+    log_since,
+    progress,
+    summary_rows,
+    warnings_text,
+)
+from wildflower.launch.experiment_file import SettingsError, as_overrides, as_text, beside, place, resolve
+from wildflower.launch.superlink import interrupted_later, last_lines
+from wildflower.launch.sweeps import Row, check_seeds, folder_of, is_whole, make_rows, read_rows
+from wildflower.launch.sweeps import sweep as run_sweep
+from wildflower.launch.terminal import terminal
 from wildflower.plugins.extras import needed
 from wildflower.server_app.compare import Comparison
 from wildflower.server_app.compare import compare as compare_runs
@@ -30,22 +46,6 @@ from wildflower.server_app.run_folder import (
 )
 from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary, flat
 from wildflower.server_app.summary import summarize
-from wildflower.runs import child
-from wildflower.runs.before import check_population
-from wildflower.runs.experiment import (
-    LOOK_SECONDS,
-    WAITING,
-    JournalWatch,
-    log_since,
-    progress,
-    summary_rows,
-    warnings_text,
-)
-from wildflower.runs.superlink import interrupted_later, last_lines
-from wildflower.runs.experiment_file import SettingsError, as_overrides, as_text, beside, place, resolve
-from wildflower.runs.sweeps import Row, check_seeds, folder_of, is_whole, make_rows, read_rows
-from wildflower.runs.sweeps import sweep as run_sweep
-from wildflower.runs.terminal import terminal
 
 if TYPE_CHECKING:
     import pandas as pd
