@@ -123,10 +123,29 @@ DISTILLATION = {
     "distillation.schedule": "as-training",
     "distillation.students": "with-smallest",
 }
+ENSEMBLE = {
+    "ensemble.steps": 3,
+    "ensemble.batch-size": 8,
+    "ensemble.learning-rate": 0.001,
+    "ensemble.patience": 1000,
+    "ensemble.held-out": 0.1,
+}
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {"fedavg.use": "all-large"},
     "local": {},
     "fedprox": {"fedprox.mu": 0.1},
+    "fedavgm": {"fedavgm.beta": 0.9, "fedavgm.eta": 1.0},
+    "fednova": {},
+    "scaffold": {"scaffold.eta": 1.0},
+    "q-fedavg": {"q-fedavg.q": 1.0},
+    "feddf": ENSEMBLE,
+    "rafl": {"rafl.shares": "0.25, 0.5, 0.75, 1"} | ENSEMBLE,
+    "inclusivefl": {"inclusivefl.eta": 0.01, "inclusivefl.tau": 0.001, "inclusivefl.momentum": 0.2},
+    "flexifed": {"flexifed.sharing": "clustered"},
+    "lotteryfl": {"lotteryfl.pruned": 0.1, "lotteryfl.threshold": 0.0, "lotteryfl.target": 0.5},
+    "spatl": {"spatl.sparsity": 0.3, "spatl.eta": 1.0},
+    "fednas": {"fednas.alpha-rate": 0.0003, "fednas.alpha-decay": 0.001, "fednas.validation-weight": 1.0},
+    "wildflower": {"wildflower.levels": 4, "wildflower.masked-loss": True, "wildflower.momentum": 0.5},
     "fedadam": {"fedadam.eta": 0.01, "fedadam.beta-1": 0.9, "fedadam.beta-2": 0.99, "fedadam.tau": 0.001},
     "heterofl": {"heterofl.dynamic": False} | DISTILLATION,
     "fedrolex": DISTILLATION,
@@ -184,12 +203,25 @@ CHOICE = {
 VGG = {"family": "vgg", "family-arguments": "block_channels = [4, 8, 16]"}
 RESNET = {"family": "resnet18", "family-arguments": "first_channels = 4"}
 VIT = {"family": "vit-tiny", "family-arguments": "hidden = 16, depth = 2, heads = 4, mlp = 32"}
+LAYERS = {
+    "family": "vit-tiny",
+    "family-arguments": "hidden = 12, depth = 3, heads = 2, mlp = 16",
+    "below-smallest": "smallest",  # one layer of the full width is more than a quarter of all layers
+}
 FAMILY: dict[str, dict[str, Any]] = {
     "hypemefed": EXITS,
     "depthfl": EXITS,
     "scalefl": EXITS,
     "recipfl": CHOICE,
+    "inclusivefl": LAYERS,
+    "flexifed": LAYERS,
+    "fednas": {
+        "family": "darts",
+        "family-arguments": "channels = 2, cells = 3, nodes = 1",
+        "below-smallest": "smallest",
+    },
 }
+PUBLIC = {"public-task": "digits", "public-examples": 32}
 PERSONAL = {"personal-every": 1, "test-fraction": 0.2}
 
 
@@ -323,6 +355,31 @@ VARIANTS: dict[str, Variant] = {
     "recipfl classifier": roomy("recipfl", recipfl__conditioned="classifier"),
     "recipfl untiled": roomy("recipfl", recipfl__tile=0, recipfl__hidden=16, recipfl__clip_norm=0.1),
     "recipfl personal": roomy("recipfl", **of(PERSONAL)),
+    # The others.
+    "fedavgm": simulated("fedavgm"),
+    "fednova": simulated("fednova"),
+    "scaffold": simulated("scaffold"),
+    "q-fedavg": simulated("q-fedavg"),
+    "feddf": simulated("feddf", **of(PUBLIC)),
+    "rafl": simulated("rafl"),
+    "rafl ensemble": simulated("rafl", rafl__fusion="ensemble", **of(PUBLIC)),
+    "rafl pool": simulated("rafl", rafl__searcher="pool", rafl__first="drawn"),
+    "inclusivefl": simulated("inclusivefl"),
+    "inclusivefl alone": simulated("inclusivefl", inclusivefl__head="own", inclusivefl__server="mean"),
+    "flexifed": simulated("flexifed"),
+    "flexifed max": simulated("flexifed", flexifed__sharing="max"),
+    "lotteryfl": simulated("lotteryfl"),
+    "spatl": simulated("spatl"),
+    "fednas": simulated("fednas"),
+    "wildflower": simulated("wildflower"),
+    "wildflower resnet18": simulated("wildflower", **of(RESNET), wildflower__levels=3),
+    # What goes with any of several methods.
+    "heterofl int8": simulated("heterofl", wire="int8"),
+    "heterofl median": simulated("heterofl", aggregation="median"),
+    "heterofl frozen": simulated("heterofl", freeze="block1"),
+    "fedavg private": simulated("fedavg", **of(VIT), dp_noise_multiplier=1.0, dp_clip=1.0, dp_delta=0.001),
+    "heterofl best": simulated("heterofl", deliver="best"),
+    "fedavg secure": connected((None,) * 6, "fedavg", secure_aggregation=True, secure_minimum=3),
     # One device per node.
     "connected all-large": connected(LENET_LIMITS, "fedavg"),
     "connected local": connected(LENET_LIMITS, "local"),
