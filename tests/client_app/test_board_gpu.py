@@ -46,13 +46,14 @@ from wildflower.models.vit import VitTiny
 from wildflower.strategies.depthfl import MutualLearningOfExits
 from wildflower.strategies.fedprox import ProximalTraining
 from wildflower.strategies.fjord import OrderedDropout
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
-from wildflower.strategies.method import ClassCounts, Training
+from wildflower.strategies.method import Training
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.scalefl import WeightedExits
 from wildflower.strategies.shared_losses import Regularizer
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.statistics import TakeStatistics
+from wildflower.strategies.training_steps import ClassCounts
 
 BOARD = os.environ.get("WILDFLOWER_BOARD_DEVICE", "cpu")
 ITS_NAME = "cpu" if BOARD == "cpu" else torch.cuda.get_device_name()

@@ -71,17 +71,14 @@ from wildflower.strategies.method import (
     ClientStep,
     Contribution,
     Group,
-    Means,
     Method,
     Model,
     Order,
     Selection,
     State,
     Trained,
-    fits,
-    nothing_beside,
-    tensor_set_bytes,
 )
+from wildflower.strategies.pricing import Means, fits, nothing_beside, tensor_set_bytes
 from wildflower.strategies.statistics import LEAST_DEVICES, ScoreModel, TakeStatistics
 
 NOTHING_FITS = "skipped: no architecture of this strategy fits the budget"  # the outcome of such a device
