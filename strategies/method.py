@@ -4,7 +4,7 @@ The server half (`Method`) says which architecture a device gets, what it is sen
 The client step (`ClientStep`) trains. The engine (`rounds`) and the client (`client_app`) do everything else, and know
 no method by name. Neither half imports Flower.
 
-Around it: `client_context` (what a client step works with), `exchange` (what engine and method hand to one another),
+Around it: `client_context` (what a client step works with), `contract_values` (what engine and method hand to one another),
 `traits` (what a run may ask of the method), `on_devices` (models and answers that stay on devices), `pricing`,
 `training_steps` (ready-made client steps). What a method usually needs of them is imported from here.
 """
@@ -28,7 +28,7 @@ from wildflower.models.cost import Cost, cost
 from wildflower.strategies.aggregation import CoordinateMean, running_mean
 from wildflower.strategies.client_context import ClientContext
 from wildflower.strategies.client_step import Answer, ClientStep, client_step_of
-from wildflower.strategies.exchange import (
+from wildflower.strategies.contract_values import (
     LEADING,
     Contribution,
     Group,

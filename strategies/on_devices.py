@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from wildflower.models.architecture import Architecture
 from wildflower.strategies.client_step import ClientStep
-from wildflower.strategies.exchange import Selection
+from wildflower.strategies.contract_values import Selection
 
 
 class OnDevices:
