@@ -4,9 +4,9 @@ The server half (`Method`) says which architecture a device gets, what it is sen
 The client step (`ClientStep`) trains. The engine (`rounds`) and the client (`client_app`) do everything else, and know
 no method by name. Neither half imports Flower.
 
-Around it: `client_context` (what a client step works with), `contract_values` (what engine and method hand to one another),
-`traits` (what a run may ask of the method), `on_devices` (models and answers that stay on devices), `pricing`,
-`training_steps` (ready-made client steps). What a method usually needs of them is imported from here.
+Around it: `client_context` (what a client step works with), `contract_values` (what engine and method hand to one
+another), `traits` (what a run may ask of the method), `on_devices` (models and answers that stay on devices),
+`pricing`, `training_steps` (ready-made client steps). What a method usually needs of them is imported from here.
 """
 
 from __future__ import annotations
