@@ -350,7 +350,7 @@ def test_the_best_model_of_a_tier_is_best_on_the_tiers_own_devices(tmp_path, tra
     assert load_model(tmp_path, "best", "quarter")[1].round == 3
     # Where no device of the tier has scored it, how others did makes it no tier's best.
     with (
-        mock.patch.object(type(engine), "tests_on_devices", True),
+        mock.patch.object(type(engine.evaluation), "tests_on_devices", True),
         mock.patch.object(engine.evaluation, "tier_scores", {"quarter": 0.1}),
     ):
         write(tmp_path, trained, 9)
@@ -361,7 +361,7 @@ def test_the_best_model_of_a_tier_is_best_on_the_tiers_own_devices(tmp_path, tra
 def test_a_run_that_goes_on_from_a_round_has_no_models_of_later_ones(tmp_path, trained):
     """Scores are the same in both evaluations, so that the best is that of the first."""
     for number in (1, 2):
-        write(tmp_path, trained, number, dict.fromkeys(trained[0].scored, 0.5))
+        write(tmp_path, trained, number, dict.fromkeys(trained[0].evaluation.scored, 0.5))
     drop_models_after(tmp_path, 1)
     assert json.loads((tmp_path / "models" / "best" / "models.json").read_text())["round"] == 1
     assert not (tmp_path / "models" / "newest").exists()
