@@ -28,7 +28,7 @@ from wildflower.client_app import worker
 from wildflower.client_app.simulation import SCORE, WRITES, BatchScores, ForkServer, ForkServerError, ToScore
 from wildflower.client_app.undo import Written
 from wildflower.messages.flower_records import make_records, read_records, release
-from wildflower.rounds.engine import Scorer
+from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.exchange import WaitingGrid
 from wildflower.server_app.server_scoring import SCORED_TOGETHER, has_exits, scorer_of
 from wildflower.strategies.method import Model

@@ -869,7 +869,7 @@ def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tm
     keys = METHODS["rafl"] | {"evaluate-every": 1, "local-steps": 20, "local-epochs": 1}
     engine, scorer = started(small_config(tmp_path, **keys))
     record = run(engine, scorer, (1,), simulated_grid())[0]
-    [model] = engine.scored.values()
+    [model] = engine.evaluation.scored.values()
     assert record["score"] == scorer(model).score
     assert all((model.weights[name] == value).all() for name, value in engine.method.knowledge.items())
     assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.personal_models}

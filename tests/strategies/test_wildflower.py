@@ -534,7 +534,7 @@ def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_
 def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeypatch):
     engine, _ = started(small_config(tmp_path, strategy="heterofl"))
     monkeypatch.setattr(Engine, "budget", lambda *_: pytest.fail("nobody asked"))
-    engine.survey(range(6))
+    engine.asking.survey(range(6))
     assert engine.method.needs_classes  # masked losses need them
     assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(masked_loss=False)).needs_classes
     order = Order(0, OneHidden().full())

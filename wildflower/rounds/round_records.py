@@ -31,10 +31,14 @@ TRAFFIC = (
 
 @dataclass
 class RoundResult:
-    """A finished round: its line of rounds.jsonl, and its devices' lines of devices.jsonl."""
+    """A finished round: its line of rounds.jsonl, and its devices' lines of devices.jsonl.
+
+    stopped: why a hook ends the run after this round; "" where it goes on.
+    """
 
     record: dict[str, Any]
     devices: list[dict[str, Any]]
+    stopped: str = ""
 
 
 def count_work(traffic: Counter[str], work: Work) -> None:
