@@ -31,9 +31,10 @@ from wildflower.strategies.method import (
     Setup,
     State,
     Trained,
-    fits,
+    Traits,
 )
 from wildflower.strategies.params import Params
+from wildflower.strategies.pricing import fits
 from wildflower.strategies.rafl.knowledge_network import KnowledgeNetwork, has_statistics
 from wildflower.strategies.rafl.personal_models import PersonalModels
 from wildflower.strategies.rafl.personal_search import PersonalSearch, measured_pairs, space_of
@@ -45,7 +46,7 @@ from wildflower.strategies.submodel import CandidateMethod, first_weights
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
-class RaFL(CandidateMethod):
+class RaFL(CandidateMethod[RaFLParams]):
     """theta^k <- sum_l n_l / N_S theta_l^k over the devices S of a round (Eq. 7).
 
     With ensemble distillation theta^k goes on from there to what the devices' networks say together (Eqs. 8 and 9).
@@ -59,8 +60,6 @@ class RaFL(CandidateMethod):
     params_type: ClassVar[type[Params]] = RaFLParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
-    takes_initial_weights: ClassVar[bool] = True
-    public_when: ClassVar[Mapping[str, Any] | None] = {"fusion": "ensemble"}
 
     def __init__(self, setup: Setup, params: RaFLParams) -> None:
         if setup.family.freeze:
@@ -71,7 +70,6 @@ class RaFL(CandidateMethod):
                 "rafl.first = 'drawn' and initial-weights: devices that draw their first weights do not begin with "
                 "given ones; set rafl.first = 'sent', or leave initial-weights out"
             )
-        self.params = params
         self.space = space_of(setup.family, params)
         pairs = measured_pairs(setup, self.space) if params.searcher == "evolution" else ([], [])
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
@@ -97,7 +95,12 @@ class RaFL(CandidateMethod):
 
     @override
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def traits(cls, params: RaFLParams) -> Traits:
+        return Traits(takes_initial_weights=True, public_when={"fusion": "ensemble"})
+
+    @override
+    @classmethod
+    def check(cls, params: RaFLParams, *, both_models: bool) -> None:
         if both_models:
             raise ValueError("both-models = True: rafl gives every device a personal model and the knowledge network")
         check_together(params)

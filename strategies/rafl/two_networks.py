@@ -11,7 +11,7 @@ from wildflower.models.base import Family
 from wildflower.models.cost import Cost, cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.space import Space
-from wildflower.strategies.method import in_floats, tensor_set_bytes
+from wildflower.strategies.pricing import in_floats, tensor_set_bytes
 from wildflower.strategies.rafl.knowledge_network import KnowledgeNetwork
 from wildflower.strategies.rafl.mutual_learning import MutualLearning
 from wildflower.strategies.rafl.rafl_params import RaFLParams
