@@ -12,7 +12,8 @@ from wildflower.strategies.training_steps import ClassCounts
 
 HEAVY = ["torchvision", "torch_geometric", "transformers", "ray", "pandas", "datasets", "sklearn"]
 HEAVY += ["matplotlib", "plotly", "tensorboard", "hypothesis"]
-SERVERS = ["wildflower.rounds", "wildflower.server_app", "flwr", "grpc"]  # a node's own process and its messenger have Flower
+# A node's own process and its messenger have Flower.
+SERVERS = ["wildflower.rounds", "wildflower.server_app", "flwr", "grpc"]
 
 CODE = """
 import importlib, json, sys
