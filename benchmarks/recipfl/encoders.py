@@ -24,6 +24,13 @@ EXITS = [
 ]
 # Of 0.001 and 0.003, and of local rates of 0.002 and 0.004, those that were better after three rounds of seed 0.
 ETA = "recipfl.eta=0.003"
+# The gradient is a mean by examples; and what these settings were called when figures were recorded.
+BY_EXAMPLES = "strategy=recipfl_controls:ByExamples"
+RECORDED_AS = {
+    BY_EXAMPLES: ("strategy=recipfl", "recipfl.weighting=examples"),
+    "recipfl-controls.hypernetwork=published": ("recipfl.hypernetwork=published",),
+    "recipfl-controls.eta=0.003": (ETA,),
+}
 METHODS = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
@@ -35,7 +42,7 @@ METHODS = {
     "inclusivefl": ["strategy=inclusivefl", "inclusivefl.server=mean", "both-models=true"],
     "recipfl": [*PUBLISHED, ETA],
     # By examples, as in the other methods: all devices take as many steps, and the strong one has half of the data.
-    "recipfl-examples": [*PUBLISHED, ETA, "recipfl.weighting=examples"],
+    "recipfl-examples": list(RECORDED_AS),
     "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both", ETA],
 }
 
@@ -51,6 +58,7 @@ STUDY = Study(
         for method, sets in METHODS.items()
     },
     general=False,
+    recorded_as=RECORDED_AS,
     places={ENCODER: lambda _: pretrained()},
 )
 

@@ -23,8 +23,20 @@ EXITS, NARROW = "family-arguments=exits = [1, 2]", "family-arguments=conv_channe
 # The hypernetwork of the published code, as nearly all rows were recorded.
 PUBLISHED = ["strategy=recipfl", "recipfl.hypernetwork=published"]
 # The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
-FIRST_UPLOAD = "recipfl.class-counts=first-upload"
-RECIPFL = [*PUBLISHED, FIRST_UPLOAD]
+FIRST_UPLOAD = "strategy=recipfl_controls:FirstUpload"
+OF_CONTROLS = {
+    name: f"recipfl-controls.{name}"
+    for name in ("hypernetwork=published", "tile=0", "tile=64", "transfer=both", "divergence=teacher || student")
+}
+RECIPFL = [FIRST_UPLOAD, OF_CONTROLS["hypernetwork=published"]]
+WHOLE = OF_CONTROLS["tile=0"]
+LARGE_ONLY = "strategy=recipfl_controls:LargeOnly"
+# What these settings were called when figures were recorded.
+RECORDED_AS = {
+    FIRST_UPLOAD: ("strategy=recipfl", "recipfl.class-counts=first-upload"),
+    LARGE_ONLY: ("strategy=recipfl", "recipfl.class-counts=first-upload", "recipfl.transfer=none"),
+    **{setting: (f"recipfl.{name}",) for name, setting in OF_CONTROLS.items()},
+}
 METHODS = {
     "all-small": ["strategy=fedavg", "family=lenet5", SMALL, "widths=1"],
     # A federation of the large model and one of the small model.
@@ -42,15 +54,15 @@ METHODS = {
     "depthfl-feddyn": [*FEDDYN, EXITS],
     "depthfl-narrow-feddyn": [*FEDDYN, NARROW],
     # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs.
-    "recipfl": [*RECIPFL, "recipfl.tile=0"],
+    "recipfl": [*RECIPFL, WHOLE],
     # The hypernetwork that section 3.2 prints, which is the default.
-    "recipfl-printed": ["strategy=recipfl", FIRST_UPLOAD],
+    "recipfl-printed": [FIRST_UPLOAD],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.
-    "recipfl-no-transfer": [*RECIPFL, "recipfl.tile=0", "recipfl.transfer=both"],
+    "recipfl-no-transfer": [*RECIPFL, WHOLE, OF_CONTROLS["transfer=both"]],
     # The last term of Eq. 9 in the direction of the published code.
-    "recipfl-divergence": [*RECIPFL, "recipfl.tile=0", "recipfl.divergence=teacher || student"],
-    "recipfl-large-only": [*RECIPFL, "recipfl.tile=0", "recipfl.transfer=none"],
-    "recipfl-tiled": [*RECIPFL, "recipfl.tile=64"],
+    "recipfl-divergence": [*RECIPFL, WHOLE, OF_CONTROLS["divergence=teacher || student"]],
+    "recipfl-large-only": [LARGE_ONLY, OF_CONTROLS["hypernetwork=published"], WHOLE],
+    "recipfl-tiled": [*RECIPFL, OF_CONTROLS["tile=64"]],
 }
 
 STUDY = Study(
@@ -58,6 +70,7 @@ STUDY = Study(
     {method: [f"fleet={HERE / 'fleet.toml'}", *sets] for method, sets in METHODS.items()},
     once=("recipfl-large-only",),
     general=False,
+    recorded_as=RECORDED_AS,
 )
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,14 +181,10 @@ OWN: dict[str, dict[str, Any]] = {
         "recipfl.transfer": "teacher",
         "recipfl.divergence": "student || teacher",
         "recipfl.feature-weight": 1.0,
-        "recipfl.weighting": "sum",
         "recipfl.hidden": 8,
         "recipfl.decoder-hidden": 8,
         "recipfl.tile": 8,
-        "recipfl.descriptor": "classes",
-        "recipfl.conditioned": "all",
         "recipfl.hypernetwork": "published",
-        "recipfl.class-counts": "first-upload",
     },
 }
 EXITS = {"family": "vgg", "family-arguments": "block_channels = [2, 4, 32], exits = [0, 1, 2]"}
@@ -243,11 +239,11 @@ def simulated(strategy: str, **changes: Any) -> Variant:
     return Variant(BASE | {"strategy": strategy} | OWN[strategy] | FAMILY.get(strategy, {}) | own)
 
 
-def control(strategy: str, kind: str, **changes: Any) -> Variant:
-    """A control of a method, which is a plug-in of the method's benchmark."""
-    values = simulated(strategy, **changes).values
-    keys = {key.replace(f"{strategy}.", f"{strategy}-controls."): value for key, value in values.items()}
-    return Variant({**keys, "strategy": f"benchmarks.{strategy}.{strategy}_controls:{kind}"})
+def control(kind: str, variant: Variant) -> Variant:
+    """The variant with a control of its method, which is a plug-in of the method's benchmark."""
+    strategy = variant.values["strategy"]
+    keys = {key.replace(f"{strategy}.", f"{strategy}-controls."): value for key, value in variant.values.items()}
+    return replace(variant, values={**keys, "strategy": f"benchmarks.{strategy}.{strategy}_controls:{kind}"})
 
 
 def roomy(strategy: str, **changes: Any) -> Variant:
@@ -292,7 +288,7 @@ VARIANTS: dict[str, Variant] = {
     "hypemefed": simulated("hypemefed"),
     "depthfl": simulated("depthfl"),
     "scalefl": simulated("scalefl"),
-    "recipfl": simulated("recipfl"),
+    "recipfl": control("FirstUpload", simulated("recipfl")),
     # What a device does.
     "fedavg adam": simulated("fedavg", optimizer="adam", learning_rate=0.002, clip_norm=0.5, local_epochs=2),
     "fedavg adamw": simulated("fedavg", optimizer="adamw", learning_rate=0.002, local_steps=2),
@@ -339,27 +335,29 @@ VARIANTS: dict[str, Variant] = {
     "heterofl roomy dynamic": roomy("heterofl", heterofl__dynamic=True),
     # Exits.
     "hypemefed weight": simulated("hypemefed", hypemefed__guess="weight"),
-    "hypemefed owners": control("hypemefed", "Owners"),
-    "hypemefed stale": control("hypemefed", "Stale"),
+    "hypemefed owners": control("Owners", simulated("hypemefed")),
+    "hypemefed stale": control("Stale", simulated("hypemefed")),
     "hypemefed all": simulated("hypemefed", hypemefed__generate="all"),
     "hypemefed weight all": simulated("hypemefed", hypemefed__generate="all", hypemefed__guess="weight"),
-    "hypemefed deepest": control("hypemefed", "DeepestExit"),
-    "hypemefed both models": control("hypemefed", "Owners", both_models=True),
+    "hypemefed deepest": control("DeepestExit", simulated("hypemefed")),
+    "hypemefed both models": control("Owners", simulated("hypemefed", both_models=True)),
     "hypemefed personal": simulated("hypemefed", **of(PERSONAL)),
     "depthfl corrected": simulated("depthfl", depthfl__alpha=0.1),
     "depthfl at once": simulated("depthfl", depthfl__ramp_rounds=0),
     "scalefl labels": simulated("scalefl", scalefl__gamma=0.0, scalefl__widths="0.5, 0.75, 1"),
     # RecipFL.
-    "recipfl teacher": roomy("recipfl"),
-    "recipfl both": roomy("recipfl", recipfl__transfer="both"),
-    "recipfl none": roomy("recipfl", recipfl__transfer="none"),
-    "recipfl reverse": roomy("recipfl", recipfl__divergence="teacher || student"),
-    "recipfl examples": roomy("recipfl", recipfl__weighting="examples"),
-    "recipfl client": roomy("recipfl", recipfl__descriptor="client"),
-    "recipfl printed": roomy("recipfl", recipfl__hypernetwork="printed"),
-    "recipfl classifier": roomy("recipfl", recipfl__conditioned="classifier"),
-    "recipfl untiled": roomy("recipfl", recipfl__tile=0, recipfl__hidden=16, recipfl__clip_norm=0.1),
-    "recipfl personal": roomy("recipfl", **of(PERSONAL)),
+    "recipfl teacher": control("FirstUpload", roomy("recipfl")),
+    "recipfl both": control("FirstUpload", roomy("recipfl", recipfl__transfer="both")),
+    "recipfl none": control("LargeOnly", roomy("recipfl")),
+    "recipfl reverse": control("FirstUpload", roomy("recipfl", recipfl__divergence="teacher || student")),
+    "recipfl examples": control("ByExamplesFirstUpload", roomy("recipfl")),
+    "recipfl client": control("Clients", roomy("recipfl")),
+    "recipfl printed": control("FirstUpload", roomy("recipfl", recipfl__hypernetwork="printed")),
+    "recipfl classifier": control("Classifier", roomy("recipfl")),
+    "recipfl untiled": control(
+        "FirstUpload", roomy("recipfl", recipfl__tile=0, recipfl__hidden=16, recipfl__clip_norm=0.1)
+    ),
+    "recipfl personal": control("FirstUpload", roomy("recipfl", **of(PERSONAL))),
     # The others.
     "fedavgm": simulated("fedavgm"),
     "fednova": simulated("fednova"),
@@ -393,8 +391,8 @@ VARIANTS: dict[str, Variant] = {
     "connected heterofl personal": connected(LENET_LIMITS, "heterofl", statistics_devices=3, **of(PERSONAL)),
     "connected hypemefed": connected(EXIT_LIMITS, "hypemefed"),
     "connected depthfl corrected": connected(EXIT_LIMITS, "depthfl", depthfl__alpha=0.1),
-    "connected recipfl": connected(CHOICE_LIMITS, "recipfl"),
-    "connected recipfl personal": connected(CHOICE_LIMITS, "recipfl", **of(PERSONAL)),
+    "connected recipfl": control("FirstUpload", connected(CHOICE_LIMITS, "recipfl")),
+    "connected recipfl personal": control("FirstUpload", connected(CHOICE_LIMITS, "recipfl", **of(PERSONAL))),
 }
 
 # As recordings name them; journals call accuracies scores since the metric is the task's, and have the bytes of

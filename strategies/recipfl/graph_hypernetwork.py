@@ -43,13 +43,6 @@ class ShapeParams(Params):
         0,
         description="Maximum output and input channels of a decoder; larger tensors repeat them. 0: all channels",
     )
-    descriptor: Literal["classes", "client"] = Field(
-        "classes",
-        description='What tells devices apart: how their labels are distributed, or a learned vector per "client"',
-    )
-    conditioned: Literal["all", "classifier"] = Field(
-        "all", description='Decoders that read the descriptor: all (Eq. 8), or those of the "classifier"'
-    )
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Request:
     """One client's network to generate.
 
     digests: (tensors of the graph, DIGEST), what `digest` makes of its current parameters, zeros behind their end.
-    client: its number; distribution: (classes,), how its labels are distributed. The hypernetwork reads one of the two.
+    client: its number; distribution: (classes,), how its labels are distributed, which the hypernetwork reads.
     """
 
     graph: Graph
@@ -79,7 +72,7 @@ class Hypernetwork(nn.Module):
     Operators that are in none of `graphs` have no decoder: their tensors are left out of what is generated.
     """
 
-    def __init__(self, graphs: Collection[Graph], shape: ShapeParams, *, classes: int, clients: int) -> None:
+    def __init__(self, graphs: Collection[Graph], shape: ShapeParams, *, classes: int) -> None:
         super().__init__()
         self.shape = shape
         self.made: dict[Graph, Any] = {}
@@ -93,19 +86,12 @@ class Hypernetwork(nn.Module):
         self.message, self.far_message = _message(hidden), _message(hidden) if self.published else None
         self.gate = nn.GRUCell(hidden, hidden)
         self.norm = nn.LayerNorm(hidden) if self.published else nn.Identity()
-        self.descriptor: nn.Module
-        if shape.descriptor == "client":
-            described, self.descriptor = hidden, nn.Embedding(clients, hidden)
-        elif self.published:
-            layers = nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
-            described, self.descriptor = hidden, nn.Sequential(*layers)
-        else:
-            described, self.descriptor = classes, nn.Identity()
+        self.descriptor, described = self.made_descriptor(classes)
         self.decoders = nn.ModuleDict()
         for operator in self.operators:
             nodes = [node for graph in graphs for node in graph.tensors if node.operator == operator]
             if nodes:
-                reads = hidden + described if self._conditioned(operator) else hidden
+                reads = hidden + described if self.conditioned(operator) else hidden
                 parts = _tiles(operator, nodes, shape.tile)
                 # Without a norm, states are about a quarter: at first a gated unit keeps half, in each of two sweeps.
                 quarters = 0 if self.published else hidden
@@ -114,7 +100,7 @@ class Hypernetwork(nn.Module):
     def forward(self, requests: Sequence[Request]) -> list[dict[str, Tensor]]:
         """The generated tensors of every request, by name."""
         states = self._nodes(requests)
-        descriptors = self._descriptors(requests)
+        descriptors = self.descriptors(requests)
         found: list[dict[str, Tensor]] = [{} for _ in requests]
         wanted: dict[str, list[tuple[int, Node, int]]] = defaultdict(list)  # operator -> (request, node, row of states)
         row = 0
@@ -125,22 +111,29 @@ class Hypernetwork(nn.Module):
                 row += 1
         for operator, places in wanted.items():
             inputs = states[[row for _, _, row in places]]
-            if self._conditioned(operator):
+            if self.conditioned(operator):
                 inputs = torch.cat([inputs, descriptors[[number for number, _, _ in places]]], dim=1)
             for (number, node, _), tile in zip(places, self.decoders[operator](inputs), strict=True):
                 values = tiled(tile, node.shape, node.positions)
                 found[number][node.tensor] = normalized(values, node.operator, node.scale)
         return found
 
-    def _conditioned(self, operator: str) -> bool:
-        """Whether the operator's decoder reads the descriptor."""
-        return self.shape.conditioned == "all" or operator.startswith("classifier")
+    def made_descriptor(self, classes: int) -> tuple[nn.Module, int]:
+        """Return what a_m goes through before decoders read it, and how many values come out."""
+        hidden = self.shape.hidden
+        if self.published:
+            layers = nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
+            return nn.Sequential(*layers), hidden
+        return nn.Identity(), classes
 
-    def _descriptors(self, requests: Sequence[Request]) -> Tensor:
-        """(requests, hidden); as printed the distributions themselves, (requests, classes)."""
-        if self.shape.descriptor == "client":
-            return self.descriptor(torch.tensor([request.client for request in requests]))
-        return self.descriptor(torch.stack([request.distribution for request in requests]))
+    def conditioned(self, operator: str) -> bool:
+        """Return whether the operator's decoder reads the descriptor: all do (Eq. 8)."""
+        return True
+
+    def descriptors(self, requests: Sequence[Request]) -> Tensor:
+        """Return (requests, hidden); as printed the distributions themselves, (requests, classes)."""
+        described: Tensor = self.descriptor(torch.stack([request.distribution for request in requests]))
+        return described
 
     def _nodes(self, requests: Sequence[Request]) -> Tensor:
         """The states of all nodes of all graphs, one behind the other: (nodes, hidden)."""

@@ -11,14 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import psutil
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.plugins.extras import check_installed
@@ -39,21 +37,13 @@ from wildflower.strategies.params import Params, PositiveRate, Rate
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.graph import graph_of
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams, digests
+from wildflower.strategies.recipfl.hypernetwork_step import HypernetworkStep, check_memory
 from wildflower.strategies.submodel import CandidateMethod, first_weights
 from wildflower.strategies.training_steps import ClassCounts
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 CLIENTS_PER_PASS = 16
-# Gradients are added up in whole multiples of 2^-30, so that the order of replies does not matter: sums of whole
-# numbers below 2^53 are exact in float64, and what is lost below 1e-9 means nothing to Adam. Float32, exact below 2^24
-# only, would not do. A round holds 8 bytes per parameter of the hypernetwork for the sum, beside 4 each for weights,
-# one device's gradient and Adam's two moments.
-STEPS_PER_UNIT = 2**30
-BYTES_PER_PARAMETER = 24
-MAX_GRADIENT = 2**10  # of one device in one coordinate: 2^13 such devices are still exact
-EXAMPLES = 256  # in whose multiples devices are weighed, so that those weights are of the order of 1
-
 Owner = tuple[int, Architecture]  # a device, and which of its models
 
 
@@ -62,10 +52,10 @@ class RecipFLParams(ShapeParams):
 
     eta: PositiveRate = Field(1e-3, description="Learning rate of Adam on the hypernetwork (eta_s)")
     clip_norm: PositiveRate = Field(50.0, description="Largest norm of the hypernetwork's gradient")
-    transfer: Literal["teacher", "both", "none"] = Field(
+    transfer: Literal["teacher", "both"] = Field(
         "teacher",
-        description="Whether strong devices train the smallest model too: from their larger one (teacher), from "
-        "labels (both), or not (none)",
+        description="How strong devices train the smallest model too: from their larger one (teacher), or from labels "
+        "alone (both)",
     )
     divergence: Literal["student || teacher", "teacher || student"] = Field(
         "student || teacher",
@@ -73,14 +63,6 @@ class RecipFLParams(ShapeParams):
     )
     feature_weight: Rate = Field(
         1.0, description="Weight of the divergence of what both classifiers read, the last term of Eq. 9"
-    )
-    weighting: Literal["sum", "examples"] = Field(
-        "sum", description="How devices' gradients are put together: their sum, or their mean by examples"
-    )
-    class_counts: Literal["registration", "first-upload"] = Field(
-        "registration",
-        description="When the server learns how a device's labels are distributed: before its first training "
-        "(registration), or with its first upload",
     )
 
 
@@ -112,14 +94,9 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
         check_installed("torch_geometric", "the hypernetwork of strategy = 'recipfl'")
         super().__init__(setup, params)
-        self.first_question = ClassCounts() if params.class_counts == "registration" else None
-        self.both_models = params.transfer != "none"
+        self.first_question = ClassCounts()
+        self.both_models = True
         self.graphs = {a: graph_of(setup.family, a) for a in self.candidates}
-        if params.descriptor == "client" and setup.settings.replaced_devices:
-            raise ValueError(
-                "recipfl.descriptor = 'client' learns a vector for each device, and the fleet replaces devices: take "
-                "'classes'"
-            )
         if setup.initial and not setup.family.freeze:
             raise ValueError(
                 "initial-weights: recipfl writes all weights itself, and takes of given ones only what `freeze` names: "
@@ -128,31 +105,22 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         self.given = setup.initial
         self.frozen = _frozen(setup)
         with torch.device("meta"):
-            _check_memory(self._hypernetwork(), params.tile)
+            check_memory(self.made_hypernetwork(), params.tile)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setup.settings.seed)
-            self.hypernetwork = self._hypernetwork()
-        self.parameters = dict(self.hypernetwork.named_parameters())
-        self.adam = torch.optim.Adam(self.parameters.values(), lr=params.eta)
+            self.hypernetwork = self.made_hypernetwork()
+        self.step = HypernetworkStep(self.hypernetwork, params.eta, params.clip_norm)
         self.current: dict[Owner, Current] = {}
         self.initial: dict[Owner, Current] = {}  # of devices that were written for before their first upload
         self.class_counts: dict[int, list[int]] = {}
-        self.clipped_rounds = 0
         self.awaited: list[Owner] = []  # of the round that runs, who is asked
         self.generated: dict[Owner, Weights] = {}  # for some of them
-        # Of the round that runs: the gradient so far, the devices' weight in it, and what they uploaded.
-        self.gradient: dict[str, Tensor] = {}
-        self.weight = 0.0
         self.uploaded: dict[Owner, Current] = {}
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
-    def _hypernetwork(self) -> Hypernetwork:
-        return Hypernetwork(
-            self.graphs.values(),
-            self.params,
-            classes=self.family.classes,
-            clients=self.settings.devices if self.params.descriptor == "client" else 0,
-        )
+    def made_hypernetwork(self) -> Hypernetwork:
+        """Return a new hypernetwork for the candidates' graphs."""
+        return Hypernetwork(self.graphs.values(), self.params, classes=self.family.classes)
 
     @override
     @classmethod
@@ -177,7 +145,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         """Log how large the hypernetwork is, and what it does not generate."""
         super().start()
         kept = dict.fromkeys(name for architecture in self.candidates for name in self._never_generated(architecture))
-        log.info("%s parameters in the hypernetwork", sum(p.numel() for p in self.parameters.values()))
+        log.info("%s parameters in the hypernetwork", sum(p.numel() for p in self.hypernetwork.parameters()))
         log.info("Not generated, but kept from each device's last upload: %s", ", ".join(kept) or "nothing")
 
     # What devices get ------------------------------------------------------------------------------------------------
@@ -197,7 +165,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
         """The device's class counts."""
-        self.class_counts[device] = _counts(facts)
+        self.class_counts[device] = counts_of(facts)
 
     def left(self, device: int) -> None:
         """Drop the device's class counts and what its last upload says of it."""
@@ -282,51 +250,23 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         weights = contribution.own("weights")
         owner = (contribution.devices[0], contribution.group.architecture)
         [sent] = self.hypernetwork([self._request(owner)])
-        product = torch.stack([((value.detach() - weights[name]) * value).sum() for name, value in sent.items()]).sum()
-        found = torch.autograd.grad(product, list(self.parameters.values()), allow_unused=True)
-        weight = contribution.examples / EXAMPLES if self.params.weighting == "examples" else 1.0
-        gradients = {n: gradient for n, gradient in zip(self.parameters, found, strict=True) if gradient is not None}
-        largest = torch.stack([gradient.abs().max() for gradient in gradients.values()])  # whose maximum keeps a NaN
-        maximum = weight * float(largest.max())
-        if not maximum <= MAX_GRADIENT:
-            raise MessageError(
-                f"device {owner[0]}: its weights went too far from what it was sent (gradient {maximum:g})"
-            )
-        for name, gradient in gradients.items():
-            steps = (gradient * (weight * STEPS_PER_UNIT)).round_()
-            if name in self.gradient:
-                self.gradient[name] += steps
-            else:
-                self.gradient[name] = steps.double()
-        self.weight += weight
+        self.step.add(owner[0], sent, weights, self.weight_of(contribution.examples))
         self.uploaded[owner] = self._read(owner[1], weights)
+
+    def weight_of(self, examples: int) -> float:
+        """Return how often a device counts in the gradient, which is the sum over devices."""
+        return 1.0
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """One step of Adam on the hypernetwork; the uploads become the devices' current parameters."""
-        if self.gradient:
-            self._step()
+        self.step.take(self.round)
         self.current |= self.uploaded
         self.initial = {owner: current for owner, current in self.initial.items() if owner not in self.current}
-        for done in trained:
-            if self.params.class_counts == "first-upload":
-                self.class_counts[done.device] = _counts(done.facts)
         first = {done.device: done.order for done in reversed(trained)}
         self.scorers = [(d, o.architecture, self.selection(d, o.architecture)) for d, o in sorted(first.items())]
-        self.gradient, self.weight, self.uploaded = {}, 0.0, {}
+        self.uploaded = {}
         self.awaited, self.generated = [], {}
         return {}
-
-    def _step(self) -> None:
-        share = self.weight if self.params.weighting == "examples" else 1.0
-        self.adam.zero_grad(set_to_none=True)
-        for name, steps in self.gradient.items():
-            self.parameters[name].grad = (steps / (STEPS_PER_UNIT * share)).float()
-        norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), self.params.clip_norm))
-        if norm > self.params.clip_norm:
-            self.clipped_rounds += 1
-            text = "Round %s: the hypernetwork's gradient had norm %.1f and is clipped to %g (%s rounds so far)"
-            log.warning(text, self.round, norm, self.params.clip_norm, self.clipped_rounds)
-        self.adam.step()
 
     # Scores ----------------------------------------------------------------------------------------------------------
 
@@ -347,35 +287,22 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     def state(self) -> State:
         """The hypernetwork, Adam's moments, and what is kept of every device's uploads."""
-        state = State({}, {})
-        state.tensors |= {f"hypernetwork/{name}": value.detach() for name, value in self.parameters.items()}
-        for name, parameter in self.parameters.items():
-            for moment, value in self.adam.state.get(parameter, {}).items():
-                state.tensors[f"adam/{name}/{moment}"] = value
+        state = State(self.step.state(), {"clipped_rounds": self.step.clipped_rounds})
         for (device, architecture), current in self.current.items():
             place = f"current/{device}/{self.candidates.index(architecture)}"
             state.tensors[f"{place}/digests"] = current.digests
             state.tensors |= {f"{place}/kept/{name}": value for name, value in current.kept.items()}
         state.values["class_counts"] = [[device, counts] for device, counts in sorted(self.class_counts.items())]
-        state.values["clipped_rounds"] = self.clipped_rounds
         return state
 
     def load(self, state: State) -> None:
         """Restore it all; ValueError where the hypernetwork is another."""
-        found = {name.partition("/")[2]: v for name, v in state.tensors.items() if name.startswith("hypernetwork/")}
-        if {n: v.shape for n, v in found.items()} != {n: p.shape for n, p in self.parameters.items()}:
-            raise ValueError("the checkpoint's hypernetwork is another than the configuration's")
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(found[name])
-        self.adam.state.clear()
+        self.step.load(state.tensors)
+        self.step.clipped_rounds = state.values["clipped_rounds"]
         self.current = {}
         for name, value in state.tensors.items():
             kind, _, rest = name.partition("/")
-            if kind == "adam":
-                of, _, moment = rest.rpartition("/")
-                self.adam.state[self.parameters[of]][moment] = value.clone()
-            elif kind == "current":
+            if kind == "current":
                 device, candidate, what, *tensor = rest.split("/", 3)
                 owner = (int(device), self.candidates[int(candidate)])
                 current = self.current.setdefault(owner, Current(torch.empty(0), {}))
@@ -384,7 +311,6 @@ class RecipFL(CandidateMethod[RecipFLParams]):
                 else:
                     current.kept[tensor[0]] = value
         self.class_counts = {device: counts for device, counts in state.values["class_counts"]}
-        self.clipped_rounds = state.values["clipped_rounds"]
 
 
 def _frozen(setup: Setup) -> Weights:
@@ -394,20 +320,6 @@ def _frozen(setup: Setup) -> Weights:
     return {name: tensor for name, tensor in first_weights(setup).items() if setup.family.is_frozen(name)}
 
 
-def _check_memory(hypernetwork: Hypernetwork, tile: int) -> None:
-    """ValueError where this machine could never hold what a round takes of a hypernetwork; it is on the meta device."""
-    parameters = sum(parameter.numel() for parameter in hypernetwork.parameters())
-    needed_bytes, total_bytes = BYTES_PER_PARAMETER * parameters, psutil.virtual_memory().total
-    if needed_bytes > total_bytes:
-        sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in hypernetwork.decoders.items()}
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise ValueError(
-            f"recipfl.tile = {tile}: the hypernetwork would have {parameters:,} parameters, {sizes[largest]:,} of them "
-            f"to make the tensor {largest!r}, and take {needed_bytes / 1e9:.0f} GB of this machine's "
-            f"{total_bytes / 1e9:.0f}: freeze what need not be trained, or take smaller tiles, such as 64"
-        )
-
-
-def _counts(facts: Mapping[str, Sequence[float]]) -> list[int]:
-    """A device's class counts, which its client step has checked."""
+def counts_of(facts: Mapping[str, Sequence[float]]) -> list[int]:
+    """Return a device's class counts, which its client step has checked."""
     return [int(count) for count in facts["class_counts"]]

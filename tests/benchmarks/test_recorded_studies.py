@@ -84,7 +84,6 @@ def test_the_table_on_the_page_is_of_the_recorded_figures(study):
         ("hypemefed", {"guess": "change", "epochs": 5}),
         ("depthfl", {"alpha": 0.0, "scored": "deepest"}),
         ("scalefl", {"gamma": 0.0}),
-        ("recipfl", {"class_counts": "first-upload"}),
         ("fjord", {"distillation": False}),
     ],
 )

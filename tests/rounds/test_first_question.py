@@ -123,7 +123,9 @@ def test_a_round_waits_for_a_silent_device_once(tmp_path, monkeypatch):
 
 
 def test_a_first_upload_says_it_where_nobody_is_asked(tmp_path):
-    engine, scorer = recipfl(tmp_path, **{"recipfl.class-counts": "first-upload", "devices-per-round": 6})
+    keys = {name.replace("recipfl.", "recipfl-controls."): value for name, value in METHODS["recipfl"].items()}
+    keys |= {"strategy": "benchmarks.recipfl.recipfl_controls:FirstUpload", "devices-per-round": 6}
+    engine, scorer = started(small_config(tmp_path, **keys))
     grid = simulated_grid(2)
     engine.run_round(grid, 1, scorer)
     assert not any(question for _, _, question in asked(grid))

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.recipfl.recipfl_controls import ClassifierConditioned, OfClients
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
 from wildflower.strategies.recipfl.graph import Node, graph_of
@@ -35,9 +36,13 @@ def small(**changes):
 PUBLISHED = small(hypernetwork="published")
 
 
-def hypernetwork(shape=SMALL, graphs=GRAPHS):
+class OfThree(OfClients):
+    clients = 3
+
+
+def hypernetwork(shape=SMALL, graphs=GRAPHS, kind=Hypernetwork):
     torch.manual_seed(0)
-    return Hypernetwork(graphs, shape, classes=4, clients=3)
+    return kind(graphs, shape, classes=4)
 
 
 def request(graph, client=0, mix=(0.25, 0.25, 0.25, 0.25), scale=1.0):
@@ -55,9 +60,9 @@ def test_it_generates_every_tensor_in_its_shape():
         }
 
 
-@pytest.mark.parametrize("shape", [SMALL, PUBLISHED, small(descriptor="client")])
-def test_many_clients_in_one_pass_get_what_each_gets_alone(shape):
-    network = hypernetwork(shape)
+@pytest.mark.parametrize(("shape", "kind"), [(SMALL, Hypernetwork), (PUBLISHED, Hypernetwork), (SMALL, OfThree)])
+def test_many_clients_in_one_pass_get_what_each_gets_alone(shape, kind):
+    network = hypernetwork(shape, kind=kind)
     requests = [
         request(GRAPHS[client % 2], client, (0.1 * client, 0.5, 0.1, 0.4 - 0.1 * client)) for client in range(3)
     ]
@@ -183,9 +188,9 @@ def test_what_the_descriptor_reaches():
     everything = {node.tensor for node in graph.tensors}
     classifier = {"head.classifier.weight", "head.classifier.bias"}
     assert differing(hypernetwork(), first, second) == everything
-    assert differing(hypernetwork(small(conditioned="classifier")), first, second) == classifier
+    assert differing(hypernetwork(kind=ClassifierConditioned), first, second) == classifier
     # A learned vector per client reads no distribution, and knows its client.
-    learned = hypernetwork(small(descriptor="client"))
+    learned = hypernetwork(kind=OfThree)
     assert differing(learned, first, second) == set()
     assert differing(learned, first, replace(first, client=2)) == everything
 
@@ -273,10 +278,10 @@ def test_normalization_by_hand():
     assert normalized(torch.ones(3), "conv bias").tolist() == pytest.approx([math.tanh(0.2)] * 3)
 
 
-@pytest.mark.parametrize("descriptor", ["classes", "client"])
+@pytest.mark.parametrize("kind", [Hypernetwork, OfThree])
 @pytest.mark.parametrize("version", ["printed", "published"])
-def test_first_weights_are_as_large_as_those_of_a_usual_initialization(version, descriptor):
-    network = hypernetwork(ShapeParams(hypernetwork=version, descriptor=descriptor))
+def test_first_weights_are_as_large_as_those_of_a_usual_initialization(version, kind):
+    network = hypernetwork(ShapeParams(hypernetwork=version), kind=kind)
     [found] = network([request(GRAPHS[0])])
     for name in ("block2.conv.weight", "head.fc1.weight", "head.classifier.weight"):
         he = math.sqrt(2 / found[name][0].numel())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.recipfl.recipfl_controls import ByExamples, FirstUpload
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import loss_of, setup
 from wildflower.client_app.context import DeviceContext
@@ -17,7 +18,7 @@ from wildflower.models.family import make_family
 from wildflower.strategies.method import Contribution, Group, Order, Trained, client_step_of
 from wildflower.strategies.recipfl import RecipFL, RecipFLParams
 from wildflower.strategies.recipfl.device import TaughtTraining
-from wildflower.strategies.recipfl.recipfl import MAX_GRADIENT
+from wildflower.strategies.recipfl.hypernetwork_step import MAX_GRADIENT
 from wildflower.strategies.training_steps import ClassCounts
 
 torch.set_num_threads(1)
@@ -38,9 +39,9 @@ LARGE, SMALL = CHOICE.candidates(())
 
 @pytest.fixture
 def recipfl(tmp_path):
-    def make(**params):
+    def make(kind=RecipFL, **params):
         settings = {"hidden": 8, "decoder_hidden": 8, "tile": 4} | params
-        made = RecipFL(setup(tmp_path, CHOICE, task={"devices": 3}), RecipFLParams(**settings))
+        made = kind(setup(tmp_path, CHOICE, task={"devices": 3}), RecipFLParams(**settings))
         made.round = 1
         return made
 
@@ -98,8 +99,8 @@ def test_the_gradient_is_the_vector_jacobian_product(hypernetwork, hidden, third
     strategy = recipfl(hypernetwork=hypernetwork, hidden=hidden)
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value - 0.01))
     for name in ("decoders.conv weight.layers.2.bias", "message.2.bias", third):
-        found = strategy.gradient[name] / 2**30
-        parameter = strategy.parameters[name]
+        found = strategy.step.gradient[name] / 2**30
+        parameter = strategy.step.parameters[name]
         for entry in (0, 5):
             # sent - returned is 0.01 everywhere.
             products = []
@@ -161,17 +162,17 @@ def test_the_order_of_replies_does_not_matter(recipfl):
 
 def test_gradients_are_summed_or_averaged_by_examples(recipfl):
     found = {}
-    for weighting in ("sum", "examples"):
-        strategy = recipfl(weighting=weighting)
+    for weighting, kind in (("sum", RecipFL), ("examples", ByExamples)):
+        strategy = recipfl(kind)
         for device, examples in ((0, 100), (1, 300)):
             strategy.absorb(reply(strategy, device, SMALL, lambda value, d=device: value + 0.01 * (d + 1), examples))
-        share = strategy.weight if weighting == "examples" else 1.0
-        found[weighting] = strategy.gradient["decoders.conv bias.layers.2.bias"].double() / share
+        share = strategy.step.weight if weighting == "examples" else 1.0
+        found[weighting] = strategy.step.gradient["decoders.conv bias.layers.2.bias"].double() / share
     alone = []
     for device in (0, 1):
         strategy = recipfl()
         strategy.absorb(reply(strategy, device, SMALL, lambda value, d=device: value + 0.01 * (d + 1)))
-        alone.append(strategy.gradient["decoders.conv bias.layers.2.bias"].double())
+        alone.append(strategy.step.gradient["decoders.conv bias.layers.2.bias"].double())
     assert torch.equal(found["sum"], alone[0] + alone[1])
     torch.testing.assert_close(found["examples"], (alone[0] + 3 * alone[1]) / 4, rtol=1e-5, atol=2.0)
 
@@ -225,13 +226,13 @@ def test_a_clipped_step_is_counted(recipfl, caplog, monkeypatch):
     norms = []
 
     def step():
-        gradients = [p.grad for p in strategy.parameters.values() if p.grad is not None]
+        gradients = [p.grad for p in strategy.step.parameters.values() if p.grad is not None]
         norms.append(math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients)))
 
-    monkeypatch.setattr(strategy.adam, "step", step)
+    monkeypatch.setattr(strategy.step.adam, "step", step)
     with caplog.at_level("WARNING", "flwr"):
         strategy.finish_round([])
-    assert strategy.clipped_rounds == 1
+    assert strategy.step.clipped_rounds == 1
     assert norms == pytest.approx([1e-3], rel=1e-3)
     assert "is clipped to 0.001 (1 rounds so far)" in caplog.text
 
@@ -242,7 +243,7 @@ def test_weights_that_explode_are_refused_and_change_nothing(recipfl, value):
     exploded = reply(strategy, 0, SMALL, lambda tensor: torch.full_like(tensor, value))
     with pytest.raises(MessageError, match="device 0: its weights went too far from what it was sent"):
         strategy.absorb(exploded)
-    assert not strategy.gradient
+    assert not strategy.step.gradient
     assert not strategy.uploaded
     assert MAX_GRADIENT * 2**30 * 2**13 == 2**53
 
@@ -351,11 +352,22 @@ link = "0.4 Mbit/s"
 """
 
 
+def control(kind):
+    """Keys of a control, which is a plug-in of the benchmark."""
+    keys = {name.replace("recipfl.", "recipfl-controls."): value for name, value in METHODS["recipfl"].items()}
+    return keys | {"strategy": f"benchmarks.recipfl.recipfl_controls:{kind}"}
+
+
+def of_transfer(transfer):
+    return control(transfer) if transfer == "LargeOnly" else {"recipfl.transfer": transfer}
+
+
 def config(folder, **changes):
     folder.mkdir(exist_ok=True)
     (folder / "strong.toml").write_text(FLEET)
     fleet = {"fleet": str(folder / "strong.toml"), "transfer-seconds": 1.0, "evaluate-every": 2}
-    return small_config(folder, **METHODS["recipfl"] | fleet | changes)
+    keys = {} if "strategy" in changes else METHODS["recipfl"]
+    return small_config(folder, **keys | fleet | changes)
 
 
 def run(folder, rounds=2, **changes):
@@ -375,10 +387,10 @@ def orders(grid):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("transfer", "taught"), [("teacher", [False, True]), ("both", [False, False]), ("none", [False])]
+    ("transfer", "taught"), [("teacher", [False, True]), ("both", [False, False]), ("LargeOnly", [False])]
 )
 def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
-    engine, results, grid = run(tmp_path, 1, **{"recipfl.transfer": transfer, "devices-per-round": 6})
+    engine, results, grid = run(tmp_path, 1, **of_transfer(transfer), **{"devices-per-round": 6})
     by_device = {}
     for order in sorted(orders(grid), key=lambda order: order["order"]):
         by_device.setdefault(order["device"], []).append(order)
@@ -391,7 +403,7 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
         assert teachers == expected
     assert {line["outcome"] for line in results[0].devices} == {"trained"}
     # Both models of a strong device reached the hypernetwork's state.
-    assert len(engine.method.current) == (6 if transfer == "none" else 8)
+    assert len(engine.method.current) == (6 if transfer == "LargeOnly" else 8)
 
 
 @pytest.mark.thorough
@@ -518,7 +530,7 @@ def filled_with(value):
 )
 def test_bad_weights_of_a_device_are_refused_and_teach_nothing(change, words, tmp_path):
     """In a whole round: of other shapes than sent, not finite, exploded. The other devices count."""
-    engine, scorer = started(config(tmp_path, **{"devices-per-round": 6, "recipfl.transfer": "none"}))
+    engine, scorer = started(config(tmp_path, **control("LargeOnly"), **{"devices-per-round": 6}))
     grid, strategy = simulated_grid(2), engine.method
     tampered = []
 
@@ -537,10 +549,10 @@ def test_bad_weights_of_a_device_are_refused_and_teach_nothing(change, words, tm
     assert all(line["outcome"].startswith("refused: ") and words in line["outcome"] for line in refused)
     assert {owner[0] for owner in strategy.current} == {a.device for a in engine.assignments if a.outcome == "trained"}
     assert len(strategy.current) == 6 - len(refused)
-    assert all(bool(torch.isfinite(value).all()) for value in strategy.parameters.values())
+    assert all(bool(torch.isfinite(value).all()) for value in strategy.step.parameters.values())
 
 
-@pytest.mark.parametrize("when", ["registration", "first-upload"])
+@pytest.mark.parametrize("when", ["registration", "FirstUpload"])
 @pytest.mark.parametrize("counts", [[0] * 10, [24] * 9, [-1] + [3] * 9, [1.5] * 10, [2**31] * 10, None])
 def test_classes_that_cannot_be_are_refused_and_change_nothing(counts, when, tmp_path):
     def tampered(reply, arrays):
@@ -560,7 +572,7 @@ def test_classes_that_cannot_be_are_refused_and_change_nothing(counts, when, tmp
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("when", ["registration", "first-upload"])
+@pytest.mark.parametrize("when", ["registration", "FirstUpload"])
 def test_what_a_device_says_of_its_classes_once_holds(when, tmp_path):
     """What later uploads say counts where the counts are those of uploads."""
 
@@ -568,7 +580,9 @@ def test_what_a_device_says_of_its_classes_once_holds(when, tmp_path):
         for update in reply["updates"]:
             update["facts"]["class_counts"] = [1] * 10
 
-    engine, scorer = started(config(tmp_path, **{"recipfl.class-counts": when, "devices-per-round": 6}))
+    engine, scorer = started(
+        config(tmp_path, **({} if when == "registration" else control(when)), **{"devices-per-round": 6})
+    )
     grid = simulated_grid()
     engine.run_round(grid, 1, scorer)
     first = dict(engine.method.class_counts)
@@ -670,4 +684,4 @@ def test_the_devices_of_the_round_score_what_they_would_be_sent(recipfl):
 
 def test_devices_are_asked_for_their_classes_before_they_train_or_never(recipfl):
     assert recipfl().first_question == ClassCounts()
-    assert recipfl(class_counts="first-upload").first_question is None
+    assert recipfl(FirstUpload).first_question is None
