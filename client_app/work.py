@@ -56,7 +56,7 @@ from wildflower.messages.sums import MASKED, WeightedSum, device_weight, joined,
 from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from wildflower.models.family import Family, make_family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.method import client_step_of
 from wildflower.tasks.device_data import MAX_PROBLEM_LETTERS, Summary, UnfitError
 from wildflower.tasks.task import Task, TaskSpec, describe, load_task

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.held import ORTHOGONAL, check_held, check_parts
-from wildflower.models.layers import Network, make_static
-from wildflower.models.module import AnyNetwork, ModuleFamily, meta_state
+from wildflower.models.layers import make_static
+from wildflower.models.module import ModuleFamily, meta_state
+from wildflower.models.network import Network
 from wildflower.plugins.reference import PluginError, named, one_sentence
 
 MAX_LEVELS = 1000

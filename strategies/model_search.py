@@ -26,7 +26,7 @@ from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family
 from wildflower.models.cost import Cost
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.space import Space
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Selection, Setup, State, Trained, Training
 from wildflower.strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost

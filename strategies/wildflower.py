@@ -27,7 +27,7 @@ from wildflower.messages.tensor_sets import STATISTICS, TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import BlockFamily, Family, trained_parameters
 from wildflower.models.cost import FLOAT_BYTES, Cost
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.space import Space
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
 from wildflower.strategies.nested import (

@@ -27,7 +27,7 @@ from benchmarks.overhead.run import cpu_model
 from benchmarks.tables import markdown, write_between
 from wildflower.client_app.sgd import Sgd
 from wildflower.models.family import FAMILIES
-from wildflower.models.layers import BlockModule
+from wildflower.models.network import BlockModule
 from wildflower.tasks.task import channels_last
 
 HERE = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from fake_runs import CONFIG
 
 from tests.small_run import METHODS, by_method, connected_grid, simulated_grid, small_config
 from wildflower.models.architecture import Architecture
-from wildflower.models.layers import lighten
+from wildflower.models.network import lighten
 from wildflower.rounds.evaluation import Scores
 from wildflower.server_app import app
 from wildflower.server_app.app import build, run

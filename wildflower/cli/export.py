@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
-from wildflower.models.layers import MeanOfExits
+from wildflower.models.network import MeanOfExits
 from wildflower.plugins.extras import MissingExtraError, needed
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.models import ModelInfo, Which, load_model, modules_of, network_of
