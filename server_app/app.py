@@ -29,7 +29,7 @@ from wildflower.plugins.extras import MissingExtraError, check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
-from wildflower.rounds.hooks import HookError
+from wildflower.rounds.hooks import HookError, RoundHook, check_hooks
 from wildflower.rounds.layout_check import DryRunError, dry_run_privacy, dry_run_secure, dry_run_tensor_sets
 from wildflower.rounds.own_data import OwnData, tell_cut, tell_labels, tell_remarks
 from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
@@ -49,6 +49,7 @@ from wildflower.server_app.models import MODULES, drop_models_after
 from wildflower.server_app.no_progress import NoProgressError
 from wildflower.server_app.node_records import take_releases
 from wildflower.server_app.own_agreement import agree_here, agree_with_nodes, own_of_run, write_agreed
+from wildflower.server_app.own_hooks import hooks_named
 from wildflower.server_app.resuming import (
     check_folder,
     check_same_data,
@@ -338,7 +339,9 @@ def run_folder(config: RunConfig) -> Path:
     return (Path(config.output_dir).expanduser() / config.run_name).absolute()
 
 
-def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer | None]:
+def build(
+    config: RunConfig, own: OwnData | None = None, hooks: Sequence[RoundHook] = ()
+) -> tuple[Engine, Scorer | None]:
     """The engine of a configuration with all it stands on, and the function that scores models.
 
     There is none where only devices have examples to test on.
@@ -346,6 +349,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     Args:
         own: what devices say of data that they alone hold, where they have been asked. The folders of simulated devices
             are read here.
+        hooks: given from Python, beside those that the configuration names.
 
     Raises ValueError, ConfigError among them, where the data, the fleet or the family are not there or do not go
     together.
@@ -474,7 +478,12 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         )
     scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
     population = _population(config, method, task, own)
-    return Engine(method, population, standard_hooks(settings, population, own), own), scores
+    theirs = [*hooks_named(config.hooks), *hooks]
+    try:
+        check_hooks(theirs, settings)
+    except HookError as error:
+        raise ConfigError(str(error)) from None
+    return Engine(method, population, [*standard_hooks(settings, population, own), *theirs], own), scores
 
 
 def privacy_of(config: RunConfig) -> Privacy | None:

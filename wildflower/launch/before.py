@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from wildflower.server_app.units import bytes_text
 if TYPE_CHECKING:
     from wildflower.rounds.engine import Engine
     from wildflower.rounds.evaluation import Scorer
+    from wildflower.rounds.hooks import RoundHook
     from wildflower.server_app.config import RunConfig
 
 
@@ -108,7 +109,7 @@ def check_population(config: RunConfig, deployment: Deployment | None) -> None:
         )
 
 
-def check_buildable(config: RunConfig) -> tuple[Engine, Scorer | None]:
+def check_buildable(config: RunConfig, hooks: Sequence[RoundHook] = ()) -> tuple[Engine, Scorer | None]:
     """Build what the run stands on, so that missing data or a wrong fleet show before anything is started.
 
     A method from outside is begun and tried in a dry run too, on an engine of its own.
@@ -119,8 +120,8 @@ def check_buildable(config: RunConfig) -> tuple[Engine, Scorer | None]:
     try:
         own = agreed_data(None, config, run_folder(config)) if config.resume else None
         if is_reference(config.strategy):
-            start(build(config, own)[0], config)
-        return build(config, own)
+            start(build(config, own, hooks)[0], config)
+        return build(config, own, hooks)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
 
