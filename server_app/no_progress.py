@@ -182,6 +182,6 @@ def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> l
     remedies.append(smaller_model(config, method))
     if poor:
         remedies += smaller_batches(config, method)
-    if config.below_smallest == "skip" and method.helps_below_smallest:
+    if config.below_smallest == "skip" and method.traits(method.params).helps_below_smallest:
         remedies.append("below-smallest = 'smallest'")
     return remedies

@@ -19,8 +19,9 @@ from wildflower.server_app.server_scoring import scorer as server_scorer
 from wildflower.strategies.fedavg import FedAvg, FedAvgParams
 from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
 from wildflower.strategies.local import LocalOnly
-from wildflower.strategies.method import Order, fits
+from wildflower.strategies.method import Order
 from wildflower.strategies.params import Params
+from wildflower.strategies.pricing import fits
 from wildflower.tasks.metrics import ACCURACY, MeanAbsoluteError, Pearson
 from wildflower.tasks.scoring import test_part as part_of_test
 from wildflower.tasks.task import TaskSpec, load_task

@@ -12,7 +12,7 @@ from wildflower.messages.orders import Batch, Reply
 from wildflower.messages.wire import from_records
 from wildflower.rounds import requests
 from wildflower.rounds.round_records import PARTS
-from wildflower.strategies import method as contract
+from wildflower.strategies import contract_values
 from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
 from wildflower.strategies.method import Stopwatch
 
@@ -227,7 +227,7 @@ def test_the_learning_rate_follows_a_cosine(tmp_path):
 
 def test_no_second_is_noted_twice(monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr(contract, "time", clock)
+    monkeypatch.setattr(contract_values, "time", clock)
     stopwatch = Stopwatch()
     with stopwatch.timed("finish"):
         clock.sleep(1)

@@ -12,8 +12,8 @@ from wildflower.messages.packing import Layout, unpack
 from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
 from wildflower.server_app.config import ConfigError
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.method import client_step_of
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.tasks.scoring import score
 from wildflower.tasks.task import TaskSpec, load_task
 

@@ -19,8 +19,9 @@ from tests.strategies.by_hand import (
 )
 from wildflower.models.lenet import LeNet5
 from wildflower.rounds.evaluation import Scores
-from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams, MaskedTraining
+from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
 from wildflower.strategies.method import client_step_of
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.statistics import TakeStatistics
 
 STATISTICS = TakeStatistics(examples=2).reference()

@@ -27,7 +27,8 @@ from wildflower.server_app.node_records import LastReport, read_nodes
 from wildflower.server_app.own_agreement import own_of_run
 from wildflower.server_app.run_folder import read_devices
 from wildflower.server_app.units import bytes_text, range_text, seconds_text
-from wildflower.strategies.method import Method, Selection, fit_in_turn
+from wildflower.strategies.method import Method, Selection
+from wildflower.strategies.pricing import fit_in_turn
 
 if TYPE_CHECKING:
     from rich.table import Table

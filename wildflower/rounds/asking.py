@@ -20,18 +20,8 @@ from wildflower.rounds.frozen import Frozen
 from wildflower.rounds.hooks import RoundHook, ruled
 from wildflower.rounds.population import Population
 from wildflower.rounds.requests import Assignment, Given, Orders, Work, by_device
-from wildflower.strategies.method import (
-    LEADING,
-    ClientStep,
-    Contribution,
-    Group,
-    Means,
-    Method,
-    Order,
-    Selection,
-    nothing_beside,
-    tensor_set_bytes,
-)
+from wildflower.strategies.method import LEADING, ClientStep, Contribution, Group, Method, Order, Selection
+from wildflower.strategies.pricing import Means, nothing_beside, tensor_set_bytes
 
 NOTHING_FITS = "skipped: no architecture of this strategy fits the budget"  # the outcome of such a device
 

@@ -32,7 +32,8 @@ from wildflower.rounds.requests import Assignment
 from wildflower.rounds.round_records import RoundResult, device_record, round_record
 from wildflower.rounds.scores import Evaluation, Personal
 from wildflower.rounds.sending import Sending
-from wildflower.strategies.method import Method, State, Trained, fits
+from wildflower.strategies.method import Method, State, Trained
+from wildflower.strategies.pricing import fits
 
 
 class Engine:

@@ -44,7 +44,8 @@ from wildflower.rounds.scores import (
     told,
 )
 from wildflower.rounds.sending import Sending
-from wildflower.strategies.method import LEADING, Model, Order, Selection, fits
+from wildflower.strategies.method import LEADING, Model, Order, Selection
+from wildflower.strategies.pricing import fits
 from wildflower.strategies.statistics import LEAST_DEVICES, ScoreModel, TakeStatistics
 
 

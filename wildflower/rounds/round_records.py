@@ -13,7 +13,7 @@ from typing import Any
 from wildflower.messages.tensor_sets import nbytes
 from wildflower.rounds.requests import Assignment, Orders, Work, by_device
 from wildflower.rounds.scores import Evaluation, Personal
-from wildflower.strategies.method import fits
+from wildflower.strategies.pricing import fits
 from wildflower.strategies.privacy import Privacy
 from wildflower.strategies.statistics import TakeStatistics
 from wildflower.tasks.metrics import Metric

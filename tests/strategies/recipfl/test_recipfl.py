@@ -14,10 +14,11 @@ from wildflower.client_app.context import DeviceContext
 from wildflower.messages.orders import StepReference
 from wildflower.messages.packing import MessageError
 from wildflower.models.family import make_family
-from wildflower.strategies.method import ClassCounts, Contribution, Group, Order, Trained, client_step_of
+from wildflower.strategies.method import Contribution, Group, Order, Trained, client_step_of
 from wildflower.strategies.recipfl import RecipFL, RecipFLParams
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.recipfl import MAX_GRADIENT
+from wildflower.strategies.training_steps import ClassCounts
 
 torch.set_num_threads(1)
 
