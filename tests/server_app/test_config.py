@@ -449,7 +449,7 @@ def test_all_wrong_values_are_told_at_once():
         ),
         (
             {"strategy": "depthfl", "distillation.batch-size": 8},
-            "distillation.batch-size = 8: strategy = 'depthfl' does not read it: leave it out, or take one of anycostfl",
+            "distillation.batch-size = 8: strategy = 'depthfl' does not read it: leave it out, or take one of anycost",
         ),
         (
             {"strategy": "fedavg", "fedavg.use": "all-small", "both-models": True},
