@@ -9,8 +9,9 @@ import pytest
 from tests.small_run import simulated_grid, small_config
 from wildflower.rounds.hooks import HookError, RoundHook, check_hooks
 from wildflower.server_app import checkpoint
-from wildflower.server_app.app import build, run, run_folder
+from wildflower.server_app.app import build, run
 from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.inputs import run_folder
 from wildflower.server_app.run_folder import read_rounds, read_summary
 
 

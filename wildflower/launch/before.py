@@ -75,7 +75,8 @@ def check_same_files(run_dir: Path, config: RunConfig, engine: Engine | None) ->
     Args:
         engine: as built here; None where the devices are real.
     """
-    from wildflower.server_app.app import data_of, initial_digest
+    from wildflower.server_app.app import data_of
+    from wildflower.server_app.inputs import initial_digest
 
     check_same_fleet(run_dir, config.to_dict(), engine.population.fleet_digest if engine else "")
     check_same_initial(run_dir, initial_digest(config))
@@ -115,7 +116,8 @@ def check_buildable(config: RunConfig, hooks: Sequence[RoundHook] = ()) -> tuple
     A method from outside is begun and tried in a dry run too, on an engine of its own.
     """
     with loading_modules():
-        from wildflower.server_app.app import agreed_data, build, run_folder, start
+        from wildflower.server_app.app import agreed_data, build, start
+        from wildflower.server_app.inputs import run_folder
 
     try:
         own = agreed_data(None, config, run_folder(config)) if config.resume else None
