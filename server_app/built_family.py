@@ -9,11 +9,11 @@ from typing import Any
 
 from flwr.common import log
 
-from wildflower.devices.validation import did_you_mean
 from wildflower.models.cost import cost
 from wildflower.models.family import Family, family_class, make_family
 from wildflower.models.initial import folder_of_sizes
 from wildflower.plugins.extras import MissingExtraError
+from wildflower.plugins.nearest import did_you_mean
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.inline_tables import parse_arguments

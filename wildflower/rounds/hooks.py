@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import Weights
+from wildflower.plugins.nearest import near
 from wildflower.plugins.reference import one_sentence
 from wildflower.rounds.population import Population
 from wildflower.rounds.replies import Checked
@@ -189,7 +189,7 @@ def _check_names(hook: RoundHook) -> None:
     own = [name for kind in kinds for name, value in vars(kind).items() if callable(value)]
     for name in own:
         # Only what is all but a point: a hook may have functions of its own.
-        meant = [] if name in POINTS else get_close_matches(name, POINTS, n=1, cutoff=0.85)
+        meant = [] if name in POINTS else near(name, POINTS, most=1, likeness=0.85)
         if meant and not name.startswith("_"):
             raise HookError(f"hook {name_of(hook)}: there is no point {name!r} in a round: did you mean {meant[0]!r}?")
     if not any(overrides(hook, point) for point in POINTS):
