@@ -34,6 +34,7 @@ from wildflower.models.layers import Network
 from wildflower.models.space import Space
 from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
 from wildflower.strategies.evolution import EvolutionSearch, Picks
+from wildflower.strategies.fleet_search import find_priced
 from wildflower.strategies.method import (
     LEADING,
     Answer,
@@ -52,7 +53,7 @@ from wildflower.strategies.method import (
 from wildflower.strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
 from wildflower.strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
 from wildflower.strategies.pricing import fits, in_floats, tensor_set_bytes
-from wildflower.strategies.search import ExactSearch, PoolSearch, find_priced
+from wildflower.strategies.search import ExactSearch, PoolSearch
 from wildflower.strategies.shared_losses import divergence
 from wildflower.strategies.submodel import CandidateMethod, first_weights, initial_weights
 from wildflower.strategies.supernet_training import calibrated
