@@ -15,7 +15,7 @@ from wildflower.plugins.extras import needed
 from wildflower.plugins.reference import top_module
 from wildflower.server_app.charts import Chart, Line, line_chart
 from wildflower.server_app.config import READ_WITH, defaults, unread
-from wildflower.server_app.keys import to_toml
+from wildflower.server_app.listed_keys import to_toml
 from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
 from wildflower.server_app.resuming import is_of_a_folder
 from wildflower.server_app.run_folder import (

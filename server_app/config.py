@@ -24,7 +24,7 @@ from wildflower.plugins.beside import digests, keep
 from wildflower.plugins.reference import is_loaded, is_reference, module_label, top_module
 from wildflower.server_app.checks import check
 from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of
-from wildflower.server_app.keys import listed_keys, missing_keys
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.strategies import DEFAULT_METHOD, METHODS
 from wildflower.strategies.method import Method
 from wildflower.strategies.named import method_of, settings_of

@@ -61,7 +61,7 @@ def write_report(run_dir: Path) -> Path:
     with file_written_whole(run_dir / DEVICES) as devices, file_written_whole(run_dir / MODELS) as models:
         records = _devices_csv(read_devices(run_dir), len(rounds), devices)
         fleet = gather_activity(_models_csv(records, len(rounds), models), rounds=len(rounds))
-    if labels is not None and labels.tiers is not None:
+    if labels is not None:
         fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
     blocks: list[Block] = [
         _lead(content["config"]),
@@ -104,11 +104,9 @@ def labels_csv(labels: Labels) -> str:
     """How many training examples of each class a device has: a line per device, a column per class."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    of_device: dict[str, Sequence[object]] = {"device": range(len(labels.counts))}
-    if labels.tiers is not None:
-        of_device["tier"] = labels.tiers
-    writer.writerow([*of_device, *labels.classes])
-    writer.writerows([*own, *counts] for *own, counts in zip(*of_device.values(), labels.counts, strict=True))
+    writer.writerow(["device", "tier", *labels.classes])
+    of_devices = enumerate(zip(labels.tiers, labels.counts, strict=True))
+    writer.writerows([device, tier, *counts] for device, (tier, counts) in of_devices)
     return out.getvalue()
 
 
@@ -341,7 +339,7 @@ def _score_charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> 
     scale = rounds[-1].scale
     text = score_format(scale)
     scores = [record.score for record in rounds]
-    # Of earlier versions' runs only what tiers were given last is known.
+    # With evaluate-tiers = false nothing says what devices would be given.
     delivered = [record.delivered_score for record in rounds]
     known = any(score is not None for score in delivered)
     scores_of = [(r.delivered_score_by_tier if known else r.score_by_tier) or {} for r in rounds]
@@ -668,9 +666,9 @@ def _label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
         cells,
         x_label="device",
         key=[(f"s{shade(bound, bounds)}", f"{up_to}{int(bound):,} examples") for bound in bounds],
-        note=_first_of(len(shown), labels.devices or len(labels.counts)),
+        note=_first_of(len(shown), labels.devices),
     )
-    counted = _first_of(len(labels.counts), labels.devices or len(labels.counts))
+    counted = _first_of(len(labels.counts), labels.devices)
     data = f"examples by device and class{f' ({counted})' if counted else ''}"
     return [Heading("What devices have"), Charts([chart]), Data([(LABELS, data)])]
 

@@ -227,11 +227,18 @@ def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
 
 
 def test_what_is_no_default_is_seen_at_once_with_what_it_means(tmp_path):
-    config = CONFIG | {"strategy": "fedrolex", "alpha": 0.5, "note": "of another version"}
+    config = CONFIG | {"strategy": "fedrolex", "alpha": 0.5, "note": "of no method"}
     Journal.open(tmp_path, config, resume=False).finish("finished")
     page = write_report(tmp_path).read_text()
     shown, _, folded = page.partition("<h2>Configuration</h2>")[2].partition("<details>")
-    assert re.findall(r"<tr><td>([a-z-]+)</td>", shown) == ["strategy", "rounds", "seed", "learning-rate", "note"]
+    assert re.findall(r"<tr><td>([a-z-]+)</td>", shown) == [
+        "strategy",
+        "fleet",
+        "rounds",
+        "seed",
+        "learning-rate",
+        "note",
+    ]
     assert "<td>rounds</td><td>3</td><td>Rounds of the whole run</td>" in shown
     assert re.findall(r"<tr><td>([a-z-]+)</td>", folded.partition("</details>")[0]) == ["task", "alpha"]
     assert "2 keys with their default" in folded
