@@ -7,7 +7,6 @@ A method's own settings carry its name: `NAME.KEY`. Every setting stands once: a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,10 +16,10 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.devices.node import MIN_MEMBERS
-from wildflower.devices.validation import did_you_mean
 from wildflower.messages.encoding import Wire
 from wildflower.models.initial import checked_names
 from wildflower.plugins.beside import digests, keep
+from wildflower.plugins.nearest import did_you_mean, near
 from wildflower.plugins.reference import is_loaded, is_reference, module_label, top_module
 from wildflower.server_app.checks import check
 from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of
@@ -684,7 +683,7 @@ def _meant(key: str, keys: list[str]) -> str:
     own = [name for name in keys if name.startswith(f"{method}.")]
     if dot and own:
         # All of a method's keys are alike by its name: only what follows tells them apart.
-        close = difflib.get_close_matches(rest, [name.partition(".")[2] for name in own], n=2, cutoff=0.5)
+        close = near(rest, [name.partition(".")[2] for name in own], most=2)
         if close:
             return f"did you mean {' or '.join(repr(f'{method}.{name}') for name in close)}?"
         return f"{method} has {', '.join(own)}"
