@@ -20,7 +20,8 @@ from wildflower.server_app.config import (
     all_settings,
     descriptions,
 )
-from wildflower.server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
+from wildflower.server_app.keys import block, block_of_settings, with_block
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.strategies import METHODS
 from wildflower.strategies.distillation import Distillation
 from wildflower.strategies.fedprox import FedProx
