@@ -69,9 +69,11 @@ from wildflower.strategies.privacy import BudgetSpentError, Privacy, noise_multi
 from wildflower.strategies.run_settings import RoundSettings
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.data import DataSet
+from wildflower.tasks.inspection import labels_alike, with_test
 from wildflower.tasks.public import PublicData, load_public
 from wildflower.tasks.scoring import HELD_OUT
-from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_data_set, load_task, with_test
+from wildflower.tasks.spec import load_data_set
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 app = ServerApp()
 

@@ -28,8 +28,9 @@ from wildflower.tasks.device_data import (
     moments_of,
     normalization,
 )
+from wildflower.tasks.inspection import server_test
 from wildflower.tasks.remarks import by_kind
-from wildflower.tasks.task import TaskSpec, server_test
+from wildflower.tasks.task import TaskSpec
 
 FILE = "agreed.json"
 REST_SECONDS = 60.0  # that nodes beyond those of a round are waited for, so that their labels are known

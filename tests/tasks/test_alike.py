@@ -21,10 +21,11 @@ from wildflower.tasks.device_data import (
     label_warnings,
     made,
 )
+from wildflower.tasks.inspection import describe
 from wildflower.tasks.labels import alike, label_text, same, shown
 from wildflower.tasks.rows import as_name
 from wildflower.tasks.tables import TableArguments
-from wildflower.tasks.task import TaskSpec, describe
+from wildflower.tasks.task import TaskSpec
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 

@@ -22,8 +22,9 @@ from wildflower.rounds.population import Population
 from wildflower.rounds.requests import Work
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.device_data import Agreed, Summary, problem_of
+from wildflower.tasks.inspection import describe
 from wildflower.tasks.remarks import Remark, by_kind
-from wildflower.tasks.task import TaskSpec, describe
+from wildflower.tasks.task import TaskSpec
 
 DATA = "query.data"  # the type of the message
 MAX_LINES = 40  # of remarks on data, in a log

@@ -1,6 +1,6 @@
 """Devices that hold data of their own: what each says of its folder, what is agreed, and who does not fit.
 
-A task's reader (`wildflower.tasks.task.Kind.own`) gives a folder's examples as they are. Before round 1 every device
+A task's reader (`wildflower.tasks.spec.Kind.own`) gives a folder's examples as they are. Before round 1 every device
 says how many it has, of which shape, and which labels there are; where nobody has declared how inputs are normalized,
 it also gives sums per channel. From these alone follows what all devices have in common (`Agreed`).
 """
