@@ -14,25 +14,22 @@ from pydantic import ValidationError
 from tests.own_folders import image_folder, npz_folder
 from wildflower.messages.wire import DATA_ANSWER_LIMITS
 from wildflower.rounds.own_data import OwnData
+from wildflower.tasks.agreement import Declared, agree, declared_by, problem_of
 from wildflower.tasks.data import Vocabulary
 from wildflower.tasks.decoding import read_image
 from wildflower.tasks.device_data import (
     MAX_NAMES,
     MAX_PROBLEM_LETTERS,
     Agreed,
-    Declared,
     Form,
     Moments,
     OwnArguments,
     Summary,
     UnfitError,
-    agree,
-    declared_by,
     fitted,
     form_of,
     made,
     moments_of,
-    problem_of,
 )
 from wildflower.tasks.inspection import describe, server_test
 from wildflower.tasks.npz import NpzArguments

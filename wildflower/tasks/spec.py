@@ -31,11 +31,7 @@ from wildflower.tasks import (
 )
 from wildflower.tasks.arguments import TaskArguments, read_arguments
 from wildflower.tasks.data import DataSet
-from wildflower.tasks.device_data import (
-    Agreed,
-    UnfitError,
-    device_folder,
-)
+from wildflower.tasks.device_data import Agreed, UnfitError, device_folder
 from wildflower.tasks.losses import TaskLoss
 from wildflower.tasks.metrics import Metric
 

@@ -19,11 +19,7 @@ from wildflower.tasks import (
     texts,
 )
 from wildflower.tasks.data import Data, DataSet
-from wildflower.tasks.device_data import (
-    Agreed,
-    UnfitError,
-    fitted,
-)
+from wildflower.tasks.device_data import Agreed, UnfitError, fitted
 from wildflower.tasks.inputs import crop_and_flip, readable
 from wildflower.tasks.labels import NO_LABEL, LabelKind, alike
 from wildflower.tasks.losses import usual_loss
