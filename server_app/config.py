@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.devices.node import MIN_MEMBERS
@@ -23,7 +23,8 @@ from wildflower.plugins.nearest import did_you_mean, near
 from wildflower.plugins.reference import is_loaded, is_reference, module_label, top_module
 from wildflower.server_app.checks import check
 from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of
-from wildflower.server_app.keys import listed_keys, missing_keys
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
+from wildflower.server_app.own_hooks import check_hook_classes, hook_references
 from wildflower.strategies import DEFAULT_METHOD, METHODS
 from wildflower.strategies.method import Method
 from wildflower.strategies.named import method_of, settings_of
@@ -290,6 +291,11 @@ class RunConfig(Params):
         description='Settings of a method of your own where no key holds them, such as "damping = 0.3" '
         "(docs/extending.md)",
     )
+    hooks: str = Field(
+        "",
+        description='What is done beside every round, such as "my_hooks:EarlyStop(patience = 5), other:PerLayerNorms" '
+        "(docs/extending.md)",
+    )
     widths: Numbers = Field(
         (1.0, 0.5, 0.25, 0.125, 0.0625), description="Candidate widths; a device gets the widest that fits"
     )
@@ -474,8 +480,8 @@ class RunConfig(Params):
         return read_arguments(self.task, kind_of(self.task).arguments, parse_arguments(self.task_arguments))
 
     def references(self) -> list[str]:
-        """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
-        found = [self.strategy, self.task, self.public_task, *self.families()]
+        """All that the run has from outside, by reference: method, task, families and hooks."""
+        found = [self.strategy, self.task, self.public_task, *self.families(), *hook_references(self.hooks)]
         return [reference for reference in dict.fromkeys(found) if is_reference(reference)]
 
     def families(self) -> list[str]:
@@ -486,6 +492,12 @@ class RunConfig(Params):
     def is_private(self) -> bool:
         """Whether the run is differentially private."""
         return bool(self.dp_epsilon or self.dp_noise_multiplier)
+
+    @field_validator("hooks")
+    @classmethod
+    def _hooks(cls, text: str) -> str:
+        check_hook_classes(text)
+        return text
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
