@@ -13,7 +13,7 @@ from wildflower.messages.orders import Batch, EvaluationBatch
 from wildflower.messages.wire import from_records
 from wildflower.rounds.budgets import MESSAGE_COPIES
 from wildflower.rounds.population import OVERRUN_FACTOR, RECOVERY
-from wildflower.strategies.wildflower import sizes_between
+from wildflower.strategies.level_options import sizes_between
 
 HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction": 1.0}
 

@@ -15,9 +15,9 @@ from wildflower.models.resnet import ResNet18
 from wildflower.server_app.config import ConfigError
 from wildflower.strategies import METHODS
 from wildflower.strategies.aggregation import CoordinateMean
-from wildflower.strategies.layer_shares import layer_shares
 from wildflower.strategies.method import Order, Trained, Training
 from wildflower.strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining
+from wildflower.strategies.model_search_params import layer_shares
 from wildflower.strategies.pricing import Means, fits
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
