@@ -23,7 +23,7 @@ from wildflower.plugins.nearest import did_you_mean, near
 from wildflower.plugins.reference import is_loaded, is_reference, module_label, top_module
 from wildflower.server_app.checks import check
 from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of
-from wildflower.server_app.keys import listed_keys, missing_keys
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.server_app.own_hooks import check_hook_classes, hook_references
 from wildflower.strategies import DEFAULT_METHOD, METHODS
 from wildflower.strategies.method import Method

@@ -20,7 +20,8 @@ from wildflower.server_app.config import (
     all_settings,
     descriptions,
 )
-from wildflower.server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
+from wildflower.server_app.keys import block, block_of_settings, with_block
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.strategies import METHODS
 from wildflower.strategies.distillation import Distillation
 from wildflower.strategies.fedprox import FedProx
@@ -430,8 +431,7 @@ def test_all_wrong_values_are_told_at_once():
         (
             {"strategy": "hypemefed", "both-models": True},
             "both-models = True: hypemefed would count a device that trains two models twice in the deep layers, with "
-            "its own and with what hypemefed.fill = 'hypernetwork' adds for its smaller one: false, or set that to "
-            "'owners'",
+            "its own and with what it guesses for its smaller one: leave it false",
         ),
         (
             {"strategy": "recipfl", "both-models": True},
