@@ -11,8 +11,9 @@ import torch
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
-from wildflower.rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
+from wildflower.rounds.population import wait_for_nodes
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole

@@ -593,7 +593,9 @@ def test_a_run_in_which_nobody_trained_has_failed_and_says_what_would_help(metho
 
 
 def test_a_run_without_any_node_has_failed_and_says_so_in_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("wildflower.rounds.population.time", FakeTime())
+    clock = FakeTime()
+    for module in ("population", "connected_devices"):
+        monkeypatch.setattr(f"wildflower.rounds.{module}.time", clock)
     with pytest.raises(NoNodesError):
         run(simulated_grid(nodes=0), small_config(tmp_path, fleet="", devices=3, devices_per_round=3))
     summary = read_summary(tmp_path / "runs" / "small")
