@@ -54,8 +54,9 @@ from wildflower.server_app.trackers import Tracker, open_tracker
 from wildflower.strategies.method import Method, Setup
 from wildflower.strategies.privacy import BudgetSpentError
 from wildflower.tasks.data import DataSet
+from wildflower.tasks.inspection import labels_alike, with_test
 from wildflower.tasks.scoring import HELD_OUT
-from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_task, with_test
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 app = ServerApp()
 
