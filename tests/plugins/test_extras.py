@@ -57,7 +57,7 @@ LOOKED_BEFORE = {
     ("wildflower/tasks/hub.py", "datasets"),
     ("wildflower/tasks/hub.py", "huggingface_hub"),
     ("wildflower/tasks/hub.py", "pyarrow"),
-    ("wildflower/launch/experiment.py", "IPython"),  # only in a notebook, where it is
+    ("wildflower/launch/showing.py", "IPython"),  # only in a notebook, where it is
 }
 
 
