@@ -72,6 +72,9 @@ from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_data_set, l
 
 app = ServerApp()
 
+# From which age on a real node's last report is asked for anew.
+REPORT_MAX_AGE_SECONDS = 600.0
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -233,7 +236,7 @@ def check_files(config: RunConfig, known: Known) -> None:
     """
     _fleet_digest(config, known)
     task_spec(config)
-    _once(known, "initial", config.initial_weights, lambda: initial_digest(config))
+    _once(known, "initial", config.initial.weights, lambda: initial_digest(config))
 
 
 def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
@@ -248,7 +251,7 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
         known: what was read for other runs before; what is read now is added to it.
     """
     check_same_fleet(run_dir, config.to_dict(), _fleet_digest(config, known))
-    check_same_initial(run_dir, _once(known, "initial", config.initial_weights, lambda: initial_digest(config)))
+    check_same_initial(run_dir, _once(known, "initial", config.initial.weights, lambda: initial_digest(config)))
     if is_of_a_folder(config.task) and config.partition != "own":
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
         of_run = task_spec(config)
@@ -366,10 +369,10 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             texts += of_devices[1]
         tell_cut(cut_texts, texts, task.input_shape[0])
     tested = own is not None or any(len(task.own_test(device)[1]) for device in range(config.devices))
-    if config.personal_every and not tested:
+    if config.personal.every and not tested:
         raise ConfigError(
-            f"personal-every = {config.personal_every}: no device has examples to be tested on; set test-fraction, "
-            "such as 0.2, or partition = 'strong-and-weak', or personal-every = 0"
+            f"personal.every = {config.personal.every}: no device has examples to be tested on; set test-fraction, "
+            "such as 0.2, or partition = 'strong-and-weak', or personal.every = 0"
         )
     kind, params = config.method, config.params
     with _naming("strategy", config.strategy):
@@ -396,34 +399,34 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             optimizer=config.optimizer,
             learning_rate=config.learning_rate,
             momentum=config.momentum if config.optimizer == "sgd" else 0.0,
-            betas=(config.betas[0], config.betas[1]),
+            betas=(config.adam.betas[0], config.adam.betas[1]),
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
             augment=config.augment,
             learning_rates=_learning_rates(config, family),
             layout=config.layout,
-            fused=config.fused_optimizer,
+            fused=config.adam.fused,
         ),
-        schedule=config.schedule,
-        decay_rounds=tuple(int(r) for r in config.decay_rounds),
-        decay_factor=config.decay_factor,
-        memory_fraction=config.memory_fraction,
-        transfer_seconds=config.transfer_seconds or None,
+        schedule=config.schedule.kind,
+        decay_rounds=tuple(int(r) for r in config.schedule.decay_rounds),
+        decay_factor=config.schedule.decay_factor,
+        memory_fraction=config.budget.memory_fraction,
+        transfer_seconds=config.budget.transfer_seconds or None,
         deadline_seconds=config.deadline_seconds or None,
-        round_seconds=config.round_seconds or None,
+        round_seconds=config.budget.round_seconds or None,
         evaluate_every=config.evaluate_every,
         evaluate_tiers=config.evaluate_tiers,
-        statistics_devices=config.statistics_devices,
-        statistics_examples=config.statistics_examples,
+        statistics_devices=config.statistics.devices,
+        statistics_examples=config.statistics.examples,
         deliver=config.deliver,
-        personal_every=config.personal_every,
-        personal_epochs=config.personal_epochs,
-        personal_from=config.personal_from,
+        personal_every=config.personal.every,
+        personal_epochs=config.personal.epochs,
+        personal_from=config.personal.first_round,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
         privacy=privacy_of(config),
-        secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
-        aggregation=Aggregation(config.aggregation, config.aggregation_trim),
+        secure_minimum=config.secure_aggregation.minimum,
+        aggregation=Aggregation(config.aggregation.rule, config.aggregation.trim),
         wire=config.wire,
         metric=task.metric,
         label_sets=task.label_sets is not None,
@@ -475,23 +478,23 @@ def privacy_of(config: RunConfig) -> Privacy | None:
         return None
     rate = config.devices_per_round / config.devices
     try:
-        noise = config.dp_noise_multiplier or noise_multiplier_for(
-            config.dp_epsilon, config.rounds, rate, config.dp_delta
+        noise = config.dp.noise_multiplier or noise_multiplier_for(
+            config.dp.epsilon, config.rounds, rate, config.dp.delta
         )
         seeded = bool(config.fleet)
         privacy = Privacy(
-            config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, seeded, config.dp_epsilon
+            config.dp.clip, noise, config.dp.delta, rate, config.devices_per_round, seeded, config.dp.epsilon
         )
         epsilon = privacy.epsilon(config.rounds)
     except ValueError as error:
-        key = "dp-epsilon" if config.dp_epsilon else "dp-noise-multiplier"
+        key = "dp.epsilon" if config.dp.epsilon else "dp.noise-multiplier"
         raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
     log(
         INFO,
         "Differential privacy: noise multiplier %.4g, epsilon %.4g with delta %g after %s rounds",
         noise,
         epsilon,
-        config.dp_delta,
+        config.dp.delta,
         config.rounds,
     )
     return privacy
@@ -518,9 +521,9 @@ def task_spec(config: RunConfig) -> TaskSpec:
         seed=config.seed,
         test_fraction=config.test_fraction,
         examples_per_device=config.examples_per_device or None,
-        strong_devices=config.strong_devices,
-        strong_share=config.strong_share,
-        strong_test=config.strong_test,
+        strong_devices=config.strong.devices,
+        strong_share=config.strong.share,
+        strong_test=config.strong.test,
         arguments=config.own_task_arguments(),
     )
 
@@ -540,23 +543,23 @@ def _initial(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[str
 
     The log says what was found of them, and what was not.
     """
-    if not config.initial_weights:
+    if not config.initial.weights:
         return {}, None
     try:
-        names = checked_names(parse_arguments(config.initial_names))
-        file = weights_file(config.initial_weights)
+        names = checked_names(parse_arguments(config.initial.names))
+        file = weights_file(config.initial.weights)
         found = load_initial(file, family, names)
         check_same_tokens(task, family, file.parent, found.tensors)
     except ValueError as error:
-        why = str(error).removeprefix(f"{config.initial_weights}: ")
-        raise ConfigError(f"initial-weights = {config.initial_weights!r}: {why}") from None
+        why = str(error).removeprefix(f"{config.initial.weights}: ")
+        raise ConfigError(f"initial.weights = {config.initial.weights!r}: {why}") from None
     log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
     return found.whole(family, lambda: initial_weights(family, config.seed)), file
 
 
 def initial_digest(config: RunConfig) -> str:
     """SHA-256 of the file that a run's first weights come from; "" where they are drawn."""
-    return digest_of(weights_file(config.initial_weights)) if config.initial_weights else ""
+    return digest_of(weights_file(config.initial.weights)) if config.initial.weights else ""
 
 
 def _family(
@@ -586,7 +589,7 @@ def _family(
                 f"{f'{hint} It' if hint else 'it'} has {', '.join(free) or 'none'}"
             )
         # The folder or hub name that weights come from says what model they are of, where a family can read that.
-        if "model" in known and (folder := folder_of_sizes(config.initial_weights)) is not None:
+        if "model" in known and (folder := folder_of_sizes(config.initial.weights)) is not None:
             defaults = {"model": str(folder), **defaults}
         of_texts = _text_sizes(task, {**defaults, **arguments})
         if "labels" in arguments and arguments["labels"] != of_texts.get("labels", arguments["labels"]):
@@ -654,26 +657,26 @@ def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:
     """The server's public data, if the run has any; ConfigError where models could not read them."""
-    if not config.public_task:
+    if not config.public.task:
         return None
-    if (config.public_task, config.public_data_dir) == (config.task, config.data_dir):
-        log(WARNING, "public-task is the run's own task: its public data are the devices' own examples")
-    folder = str(Path(config.public_data_dir).expanduser().absolute()) if config.public_data_dir else ""
+    if (config.public.task, config.public.data_dir) == (config.task, config.data_dir):
+        log(WARNING, "public.task is the run's own task: its public data are the devices' own examples")
+    folder = str(Path(config.public.data_dir).expanduser().absolute()) if config.public.data_dir else ""
     try:
         return load_public(
-            config.public_task,
+            config.public.task,
             folder,
-            config.own_task_arguments() if config.public_task == config.task else None,
+            config.own_task_arguments() if config.public.task == config.task else None,
             task=task,
             dtype=family.input_dtype,
-            examples=config.public_examples,
+            examples=config.public.examples,
             seed=config.seed,
             separator=family.pair_separator,
         )
     except (ValueError, FileNotFoundError) as error:
         # Tasks name the key that the run's own data come from.
-        why = re.sub(r"(?<![^\s(])data-dir\b", "public-data-dir", str(error))
-        raise ConfigError(f"public-task = {config.public_task!r}: {why}") from error
+        why = re.sub(r"(?<![^\s(])data-dir\b", "public.data-dir", str(error))
+        raise ConfigError(f"public.task = {config.public.task!r}: {why}") from error
 
 
 def fleet_path(config: RunConfig) -> Path:
@@ -688,7 +691,7 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         holdings = Holdings(own.training, own.testing, len(task.test))
     if not config.fleet:
         minimum = min(config.devices, config.devices_per_round)
-        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=config.report_max_age_seconds)
+        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=REPORT_MAX_AGE_SECONDS)
 
     def requirement(width: float) -> tuple[int, int]:
         """Memory and payload that the method needs for the sub-model of a width."""
@@ -696,11 +699,11 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         return needed.peak_training_memory_bytes, needed.payload_bytes
 
     fleet = Fleet.load(fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
-    group, count = next(iter(fleet.counts.items()), ("", config.strong_devices))
-    if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong_devices:
+    group, count = next(iter(fleet.counts.items()), ("", config.strong.devices))
+    if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong.devices:
         raise ConfigError(
-            f"strong-devices = {config.strong_devices}: the fleet's first group, {group!r}, has {count} devices, which "
-            f"are those that come first in partition = 'strong-and-weak': set strong-devices = {count}"
+            f"strong.devices = {config.strong.devices}: the fleet's first group, {group!r}, has {count} devices, which "
+            f"are those that come first in partition = 'strong-and-weak': set strong.devices = {count}"
         )
     return SimulatedDevices(fleet, config.workers, holdings, elsewhere=config.engine == "nodes")
 

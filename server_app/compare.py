@@ -46,7 +46,7 @@ from wildflower.tasks.metrics import Scale
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
     {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
-    | {"resume", "resume-from", "resume-copy", "keep-checkpoints", "tracker"}
+    | {"resume", "resume-from", "dp.resume-copy", "keep-checkpoints", "tracker"}
 )
 DATA_HASH = "data-sha256"  # of what identifies the data
 FLEET_HASH = "fleet-sha256"
@@ -55,11 +55,18 @@ FLEET_HASH = "fleet-sha256"
 # come on top. How one trains is no condition, but what is compared.
 CONDITIONS = (
     *("task", "task-arguments", "data-dir", DATA_HASH, "partition", "alpha", "test-fraction", "examples-per-device"),
-    *("max-examples", "strong-devices", "strong-share", "strong-test"),
-    *(FLEET_HASH, "devices", "devices-per-round", "over-selection", "memory-fraction", "transfer-seconds"),
-    *("deadline-seconds", "round-seconds", "rounds"),
-    *("dp-epsilon", "dp-noise-multiplier", "dp-delta", "secure-aggregation", "secure-minimum"),
-    *("evaluate-every", "deliver", "statistics-devices", "statistics-examples"),
+    *("max-examples", "strong.devices", "strong.share", "strong.test"),
+    *(
+        FLEET_HASH,
+        "devices",
+        "devices-per-round",
+        "over-selection",
+        "budget.memory-fraction",
+        "budget.transfer-seconds",
+    ),
+    *("deadline-seconds", "budget.round-seconds", "rounds"),
+    *("dp.epsilon", "dp.noise-multiplier", "dp.delta", "secure-aggregation.minimum"),
+    *("evaluate-every", "deliver", "statistics.devices", "statistics.examples"),
 )
 MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
 MAX_VALUES = 3  # of a condition in which runs differ

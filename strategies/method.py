@@ -464,7 +464,7 @@ class Setup:
         shared: the settings of `Method.shared_params`, by their group.
         initial: tensors that the global model begins with, by name; the others are drawn.
         initial_file: where these were read from, beside which more may lie; None where the run has no such file.
-        public: unlabelled inputs of the server's own (`public-task`); None where the run has none.
+        public: unlabelled inputs of the server's own (`public.task`); None where the run has none.
     """
 
     family: Family
@@ -543,7 +543,7 @@ class Method(ABC):
     def averages(cls, params: Any) -> bool:
         """Whether all that devices return goes into a `running_mean`, and nothing relies on its being the mean.
 
-        Then the run's `aggregation` may be another one; by default it may not.
+        Then the run's `aggregation.rule` may be another one; by default it may not.
         """
         return False
 

@@ -280,7 +280,7 @@ class RaFLParams(Params):
     fusion: Literal["average", "ensemble"] = Field(
         "average",
         description="How knowledge networks are fused: average (a), or from there on by ensemble distillation on "
-        "public-task (b)",
+        "public.task (b)",
     )
 
     @field_validator("search_again")
@@ -316,8 +316,8 @@ class RaFL(CandidateMethod):
             raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so leave it empty")
         if params.first == "drawn" and setup.initial:
             raise ValueError(
-                "rafl.first = 'drawn' and initial-weights: devices that draw their first weights do not begin with "
-                "given ones; set rafl.first = 'sent', or leave initial-weights out"
+                "rafl.first = 'drawn' and initial.weights: devices that draw their first weights do not begin with "
+                "given ones; set rafl.first = 'sent', or leave initial.weights out"
             )
         self.params = params
         self.space = _space(setup.family, params)

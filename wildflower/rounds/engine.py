@@ -427,7 +427,7 @@ class Engine:
                 needs.append(f"{_megabytes(needed_bytes)} of weights {way}")
                 has.append(f"{_megabytes(limit_bytes)} of weights {way}")
         text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s"
-        time = ", and round-seconds bounds its time" if skipped.budget.round_seconds is not None else ""
+        time = ", and budget.round-seconds bounds its time" if skipped.budget.round_seconds is not None else ""
         more = f"; so {'is 1 other' if len(others) == 1 else f'are {len(others)} others'}" if others else ""
         log(WARNING, text, self.round, skipped.device, self.method.name(), ", ".join(needs), ", ".join(has), time, more)
 
@@ -553,7 +553,7 @@ class Engine:
         far = sorted({a.device for a in work.assignments if a.update is not None and a.update.bounded})
         if far:
             # Under differential privacy clipping is the usual case, and nothing to warn of.
-            level, key = (WARNING, "norm-bound") if self.settings.privacy is None else (INFO, "dp-clip")
+            level, key = (WARNING, "norm-bound") if self.settings.privacy is None else (INFO, "dp.clip")
             log(level, "Round %s: the updates of devices %s are scaled down to %s", work.round, far, key)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
