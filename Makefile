@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint wheel clean
+.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint figures wheel clean
 
 setup: $(VENV)/installed
 
@@ -71,6 +71,10 @@ test-gpu: export NVIDIA_TF32_OVERRIDE = 0
 test-gpu: setup
 	$(BIN)/pytest tests/gpu.py $(PYTEST_ARGS)
 	WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
+
+# The figures of README and of pages, from what benchmarks recorded.
+figures: setup
+	$(BIN)/python -m benchmarks.figures
 
 # A wheel in dist/, and a round of the demo in an environment that has only it: the clone's own modules are not there.
 wheel: $(VENV)/installed-for-runs

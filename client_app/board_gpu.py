@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from wildflower.client_app.board_link import BoardError, as_board_error, connection, take
-from wildflower.client_app.worker import send
+from wildflower.client_app.frames import send
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.layers import BatchNorm, HalvingMaxPool, Network
 from wildflower.strategies.shared_losses import Loss, Regularizer

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wildflower.client_app.worker import receive, send
+from wildflower.client_app.frames import receive, send
 
 SILENCE_SECONDS = 600.0  # the longest that one step may take
 

@@ -25,7 +25,7 @@ import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from wildflower.client_app import undo, work, worker
+from wildflower.client_app import frames, undo, work, worker
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import with_weights
@@ -153,14 +153,14 @@ def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -
         torch.cuda.set_device(number % gpus)
 
     def tell(written: undo.Written) -> None:
-        worker.send(link, {WRITES: str(written.path)}, [] if written.before is None else [written.before])
+        frames.send(link, {WRITES: str(written.path)}, [] if written.before is None else [written.before])
 
     undo.tell_with(tell)
     with suppress(ConnectionError):
-        worker.send(link, {"begun": True}, [])
+        frames.send(link, {"begun": True}, [])
     while True:
         try:
-            header, arrays = worker.receive(link)
+            header, arrays = frames.receive(link)
         except (EOFError, ConnectionError):
             return
         out: list[bytes] = []
@@ -173,7 +173,7 @@ def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -
             answer = {"error": one_line(f"{type(error).__name__}: {error}")}
         del header, arrays
         with suppress(ConnectionError):  # the server is gone, which the next receive finds
-            worker.send(link, answer, out)
+            frames.send(link, answer, out)
 
 
 def score(text: str, arrays: list[bytes]) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import math
 import os
 import resource
@@ -35,21 +34,18 @@ from typing import Any
 import psutil
 
 import wildflower
+from wildflower.client_app.frames import receive, send
 from wildflower.devices.state_folder import node_state_dir
 from wildflower.devices.validation import one_line
 
-ROOT = Path(wildflower.__file__).parents[
-    1
-]  # of the app's code: every version of a bundle has its own, and its own worker
+# The folder of the app's code: every version of a bundle has its own, and its own worker.
+ROOT = Path(wildflower.__file__).parents[1]
 IDLE_SECONDS = 900.0
 LOOK_SECONDS = 1.0
-MAX_HEADER_BYTES = 2**26
-MAX_ARRAYS_BYTES = 2**33
 LEAVE_SECONDS = 10.0  # that another version's worker has to end
 END = "end"  # the kind of a message that asks a worker to
 PR_SET_PDEATHSIG = 1
 LONGEST_PATH = 100  # of a socket: the system allows 104 to 108
-LENGTH = struct.Struct("<Q")
 PATHS = {"data-dir", "state-dir", "gpu-trainer", "bandwidth-ca", "bandwidth-token-file"}  # of the node config
 # How a process ends whose libraries took it for granted that they get memory.
 ENDS_WITHOUT_MEMORY = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
@@ -57,43 +53,6 @@ ENDS_WITHOUT_MEMORY = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 
 class WorkerError(RuntimeError):
     """The worker could not do what it was asked; the text says why."""
-
-
-# Messages ------------------------------------------------------------------------------------------------------------
-
-
-def send(link: socket.socket, header: Mapping[str, Any], arrays: list[bytes]) -> None:
-    """Send a message: the length of a JSON header, the header with the arrays' lengths, the arrays."""
-    text = json.dumps({**header, "sizes": [len(array) for array in arrays]}).encode()
-    link.sendall(LENGTH.pack(len(text)) + text)
-    for array in arrays:
-        link.sendall(array)
-
-
-def receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    """Read a message. Raises EOFError where it breaks off, ValueError where it is none of ours."""
-    (length,) = LENGTH.unpack(_read(link, LENGTH.size))
-    if length > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes: at most {MAX_HEADER_BYTES}")
-    header = json.loads(_read(link, length))
-    sizes = header.pop("sizes", None) if isinstance(header, dict) else None
-    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError("the header is not a JSON object with the sizes of the arrays")
-    if sum(sizes) > MAX_ARRAYS_BYTES:
-        raise ValueError(f"arrays of {sum(sizes)} bytes: at most {MAX_ARRAYS_BYTES}")
-    return header, [_read(link, size) for size in sizes]
-
-
-def _read(link: socket.socket, nbytes: int) -> bytes:
-    # On a link that blocks, one call reads all bytes, so that a large array is not held twice. After a signal, or on a
-    # link with a timeout, as that of a board's GPU trainer, it returns with what is there.
-    parts, left = list[bytes](), nbytes
-    while left:
-        parts.append(link.recv(left, socket.MSG_WAITALL))
-        if not parts[-1]:
-            raise EOFError(f"the connection ended after {nbytes - left} of {nbytes} bytes")
-        left -= len(parts[-1])
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 # The messenger -------------------------------------------------------------------------------------------------------

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from flwr.app import Context
@@ -28,10 +27,13 @@ from wildflower.models.family import Family, family_class, make_family
 from wildflower.models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
 from wildflower.plugins.extras import MissingExtraError, check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
-from wildflower.rounds.engine import Engine, Scorer
+from wildflower.rounds.engine import Engine
+from wildflower.rounds.evaluation import Scorer
+from wildflower.rounds.hooks import HookError
 from wildflower.rounds.layout_check import DryRunError, dry_run_privacy, dry_run_secure, dry_run_tensor_sets
 from wildflower.rounds.own_data import OwnData, tell_cut, tell_labels, tell_remarks
 from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
+from wildflower.rounds.standard_hooks import standard_hooks
 from wildflower.server_app import checkpoint, ledger
 from wildflower.server_app.config import (
     ConfigError,
@@ -43,9 +45,9 @@ from wildflower.server_app.dry_run import dry_run_step
 from wildflower.server_app.inline_tables import parse_arguments, rates_of
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import write_labels
-from wildflower.server_app.models import MODULES, drop_models_after, save_models
-from wildflower.server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
-from wildflower.server_app.node_records import take_releases, write_nodes
+from wildflower.server_app.models import MODULES, drop_models_after
+from wildflower.server_app.no_progress import NoProgressError
+from wildflower.server_app.node_records import take_releases
 from wildflower.server_app.own_agreement import agree_here, agree_with_nodes, own_of_run, write_agreed
 from wildflower.server_app.resuming import (
     check_folder,
@@ -54,9 +56,11 @@ from wildflower.server_app.resuming import (
     check_same_initial,
     is_of_a_folder,
 )
-from wildflower.server_app.run_folder import JournalError, alone_in, read_rounds
+from wildflower.server_app.run_folder import JournalError, alone_in
+from wildflower.server_app.run_hooks import add_run_hooks
 from wildflower.server_app.server_scoring import scorer
 from wildflower.server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
+from wildflower.server_app.trackers import Tracker, open_tracker
 from wildflower.server_app.trial import Batches, try_networks
 from wildflower.server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
 from wildflower.strategies.aggregation import Aggregation
@@ -65,7 +69,6 @@ from wildflower.strategies.privacy import BudgetSpentError, Privacy, noise_multi
 from wildflower.strategies.run_settings import RoundSettings
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.data import DataSet
-from wildflower.tasks.metrics import scale_of
 from wildflower.tasks.public import PublicData, load_public
 from wildflower.tasks.scoring import HELD_OUT
 from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_data_set, load_task, with_test
@@ -74,6 +77,18 @@ app = ServerApp()
 
 # From which age on a real node's last report is asked for anew.
 REPORT_MAX_AGE_SECONDS = 600.0
+# Errors whose text is all there is to know: no frame tells more.
+IN_WORDS = (
+    NoProgressError,
+    NoNodesError,
+    ConfigError,
+    SuperLinkError,
+    ForkServerError,
+    BudgetSpentError,
+    HookError,
+    JournalError,
+    checkpoint.CheckpointError,
+)
 
 
 @app.main()
@@ -122,6 +137,60 @@ def agreed_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData 
 
 
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer | None) -> None:
+    journal = _open_journal(config, run_dir, engine)
+    tracker = open_tracker(config.tracker, run_dir, config.to_dict()) if config.tracker else None
+    with _ending(journal, tracker):
+        first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
+        _tell_run(config, run_dir, engine, first_round)
+        progress = add_run_hooks(engine, config, run_dir, journal, tracker)
+        start(engine, config, first_round)
+        for number in range(first_round, config.rounds + 1):
+            if engine.settings.privacy is not None:
+                engine.settings.privacy.check_room(number)
+            engine.population.release(take_releases(run_dir))  # before devices are sampled
+            result = engine.run_round(grid, number, scorer)
+            if result.stopped:
+                log(INFO, "The run ends after round %s of %s: %s", number, config.rounds, result.stopped)
+                break
+        progress.check_trained()
+    log(INFO, "Report: %s", run_dir / "report.html")
+
+
+@contextmanager
+def _ending(journal: Journal, tracker: Tracker | None) -> Iterator[None]:
+    """Write the end of a run, whatever it is."""
+    status: Literal["finished", "failed"] = "failed"
+    try:
+        yield
+    except IN_WORDS as error:
+        _finish_failed(journal, str(error))
+        raise
+    except BaseException:
+        _finish_failed(journal, traceback.format_exc())
+        raise
+    else:
+        journal.finish("finished")
+        status = "finished"
+    finally:
+        if tracker is not None:  # after all that is ours: a slow one takes its time
+            tracker.end(status)
+
+
+def _tell_run(config: RunConfig, run_dir: Path, engine: Engine, first_round: int) -> None:
+    privacy, method = engine.settings.privacy, engine.method
+    if privacy is not None and (again := len(privacy.account.releases) - (first_round - 1)) > 0:
+        text = (
+            "The run goes on with round %s and has released %s noised models more than rounds before it: epsilon %.4g"
+        )
+        log(WARNING, text, first_round, again, privacy.account.epsilon())
+    log(INFO, "Run folder: %s", run_dir)
+    log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
+    if ignored := config.ignored_text():
+        log(WARNING, "%s", ignored)
+
+
+def _open_journal(config: RunConfig, run_dir: Path, engine: Engine) -> Journal:
+    """Open the journal, and write what a run's folder has before round 1."""
     privacy = engine.settings.privacy
     if privacy is not None and not config.resume:
         ledger.begin(run_dir)
@@ -143,65 +212,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     if engine.own is None and engine.population.simulated:
         write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)), engine.population.tier)
     keep_modules(config, run_dir / MODULES)
-    try:
-        first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
-    except checkpoint.CheckpointError as error:
-        _finish_failed(journal, str(error))
-        raise
-    if privacy is not None and (again := len(privacy.account.releases) - (first_round - 1)) > 0:
-        text = (
-            "The run goes on with round %s and has released %s noised models more than rounds before it: epsilon %.4g"
-        )
-        log(WARNING, text, first_round, again, privacy.account.epsilon())
-    log(INFO, "Run folder: %s", run_dir)
-    method = engine.method
-    log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
-    if ignored := config.ignored_text():
-        log(WARNING, "%s", ignored)
-    idle_rounds = 0
-    trained = any(record.devices_replied for record in read_rounds(run_dir))  # in any round, also before a restart
-    try:
-        start(engine, config, first_round)
-        for number in range(first_round, config.rounds + 1):
-            if privacy is not None:
-                privacy.check_room(number)
-            engine.population.release(take_releases(run_dir))
-            engine.oldest_checkpoint = min(checkpoint.rounds(run_dir), default=0)
-            result = engine.run_round(grid, number, scorer)
-            troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
-            trained = trained or result.record["devices_replied"] > 0
-            # Under a fleet nobody may have a link in this simulated minute; on hardware an empty round is trouble.
-            empty = not result.record["devices_replied"] and (troubles or not engine.population.simulated)
-            idle_rounds = idle_rounds + 1 if empty else 0
-            # The journal first: a checkpoint without its journal lines could not be resumed.
-            journal.write_round(result.record, result.devices)
-            if engine.scored and result.record["score_by_tier"] is not None:  # in a round with an evaluation
-                _save_scored(run_dir, engine)
-            if reports := engine.population.newest_reports():
-                write_nodes(run_dir, reports, engine.population.quarantined())
-            state = checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state())
-            checkpoint.save(run_dir, state, config.keep_checkpoints)
-            log(INFO, "%s", _line(config, result.record))
-            if idle_rounds == NO_PROGRESS_ROUNDS:
-                outcomes = Counter(d["outcome"] for d in result.devices).most_common(1)
-                last = (
-                    f"{outcomes[0][1]} of {len(result.devices)} {outcomes[0][0]}" if outcomes else "no device was free"
-                )
-                raise NoProgressError(f"{idle_rounds} rounds in a row in which none trained; in round {number}, {last}")
-            if not trained and number == NO_PROGRESS_ROUNDS < config.rounds:
-                why = why_nobody_trained(run_dir, config, engine.method)
-                log(WARNING, "No device has trained in the first %s rounds: %s", number, why)
-        if not trained:
-            why = why_nobody_trained(run_dir, config, engine.method)
-            raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except (NoProgressError, NoNodesError, ConfigError, SuperLinkError, ForkServerError, BudgetSpentError) as error:
-        _finish_failed(journal, str(error))
-        raise
-    except BaseException:
-        _finish_failed(journal, traceback.format_exc())
-        raise
-    journal.finish("finished")
-    log(INFO, "Report: %s", run_dir / "report.html")
+    return journal
 
 
 def data_of(engine: Engine) -> dict[str, Any]:
@@ -312,11 +323,6 @@ def _naming(key: str, name: str) -> Iterator[None]:
         if not is_reference(name):
             raise
         raise ConfigError(f"{key} = {name!r}: {one_sentence(error)}") from error
-
-
-def _save_scored(run_dir: Path, engine: Engine) -> None:
-    task = load_task(TaskSpec.from_json(engine.settings.task))  # at hand since `build`
-    save_models(run_dir, engine, task)
 
 
 def named(config: RunConfig) -> RunConfig:
@@ -469,7 +475,8 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             f"{len(task.test)} test examples there: set deliver = 'largest'{remedy}"
         )
     scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
-    return Engine(method, _population(config, method, task, own), own), scores
+    population = _population(config, method, task, own)
+    return Engine(method, population, standard_hooks(settings, population, own), own), scores
 
 
 def privacy_of(config: RunConfig) -> Privacy | None:
@@ -718,15 +725,3 @@ def _state_dir(config: RunConfig) -> str:
     if config.state_dir:
         return str(Path(config.state_dir).expanduser().absolute())
     return str(run_folder(config) / "device-state") if config.fleet else ""
-
-
-def _line(config: RunConfig, record: dict[str, Any]) -> str:
-    label, delivered = scale_of(record["metric"]).label, record["delivered_score"]
-    score = "" if delivered is None else f"delivered {label} {delivered:.4f}, "
-    if record["score"] is not None:
-        score += f"{label if delivered is None else 'whole model'} {record['score']:.4f}, "
-    return (
-        f"round {record['round']}/{config.rounds}: {score}"
-        f"{record['devices_replied']} of {record['devices_sampled']} devices, "
-        f"{(record['training_bytes_down'] + record['training_bytes_up']) / 1e6:.1f} MB, {record['wall_seconds']:.1f} s"
-    )

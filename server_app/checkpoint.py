@@ -58,7 +58,6 @@ def save(run_dir: Path, checkpoint: Checkpoint, keep: int = 1) -> None:
         (folder / SUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in (TENSORS, VALUES)))
     for number in rounds(run_dir)[keep:]:
         _remove(run_dir, number)
-    _remove_of_earlier_version(run_dir)
 
 
 def rounds(run_dir: Path) -> list[int]:
@@ -69,7 +68,7 @@ def rounds(run_dir: Path) -> list[int]:
 
 def exists(run_dir: Path) -> bool:
     """Whether a checkpoint was ever finished."""
-    return bool(rounds(run_dir)) or _of_earlier_version(run_dir) is not None
+    return bool(rounds(run_dir))
 
 
 def check_there(run_dir: Path, round: int) -> None:
@@ -95,10 +94,7 @@ def load(run_dir: Path, round: int = 0, at_most: int | None = None) -> Checkpoin
         check_there(run_dir, round)
         return _read(_folder(run_dir, round))
     if not numbers:
-        earlier = _of_earlier_version(run_dir)
-        if earlier is None:
-            raise CheckpointError(f"{run_dir} has no checkpoint to resume from; no round was finished")
-        return _read(earlier, with_sums=False)
+        raise CheckpointError(f"{run_dir} has no checkpoint to resume from; no round was finished")
     problems: list[str] = []
     for number in numbers:
         try:
@@ -134,22 +130,9 @@ def _remove(run_dir: Path, round: int) -> None:
         shutil.rmtree(run_dir / FOLDER / f"round-{round}{end}", ignore_errors=True)
 
 
-def _of_earlier_version(run_dir: Path) -> Path | None:
-    """Earlier versions kept one checkpoint, in the folder itself, without sums."""
-    folder = newest_whole(run_dir / FOLDER)
-    return folder if folder is not None and (folder / VALUES).exists() else None
-
-
-def _remove_of_earlier_version(run_dir: Path) -> None:
-    for name in (TENSORS, VALUES):
-        (run_dir / FOLDER / name).unlink(missing_ok=True)
-    shutil.rmtree(run_dir / f"{FOLDER}.old", ignore_errors=True)
-
-
-def _read(folder: Path, with_sums: bool = True) -> Checkpoint:
+def _read(folder: Path) -> Checkpoint:
     try:
-        if with_sums:
-            _check_sums(folder)
+        _check_sums(folder)
         meta: dict[str, Any] = json.loads((folder / VALUES).read_text())
         tensors = safetensors.torch.load_file(folder / TENSORS)
         now_seconds = float(meta["now_seconds"])

@@ -163,6 +163,7 @@ def _check_method(config: RunConfig, need: Need) -> None:
             why = f"strategy = {config.strategy!r} does not read it: leave it out, or take one of {readers}"
             for name, default in type(params)():
                 need(getattr(params, name) == default, f"{group}.{kebab(name)}", why)
+    traits = config.method.traits(config.params)
     try:
         config.method.check(config.params, both_models=config.both_models)
     except ValueError:
@@ -172,17 +173,17 @@ def _check_method(config: RunConfig, need: Need) -> None:
     if config.public.task and not _reads_public(config):
         need(False, "public.task", _why_not_public(config))
     need(
-        not config.initial.weights or config.method.takes_initial_weights,
+        not config.initial.weights or traits.takes_initial_weights,
         "initial.weights",
         f"strategy = {config.strategy!r} has no global model that could begin with given weights",
     )
     need(
-        not config.freeze or config.method.takes_initial_weights,
+        not config.freeze or traits.takes_initial_weights,
         "freeze",
         f"strategy = {config.strategy!r} has no global model, of which parts could be frozen",
     )
     need(
-        config.aggregation.rule == "mean" or config.method.averages(config.params),
+        config.aggregation.rule == "mean" or traits.averages,
         "aggregation.rule",
         f"strategy = {config.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
     )
@@ -259,7 +260,7 @@ def _check_private(config: RunConfig, need: Need) -> None:
         f"with devices = {config.devices} it must be below {1 / config.devices:.3g}",
     )
     need(
-        config.method.tells_means_only(config.params),
+        config.method.traits(config.params).tells_means_only,
         "strategy",
         "with these settings it learns more of devices than the mean of what they return, to which noise is added: "
         "set dp.epsilon = 0 and dp.noise-multiplier = 0, or take a strategy that docs/privacy.md does not refuse",
@@ -301,19 +302,20 @@ def _check_secure(config: RunConfig, need: Need) -> None:
 
 def _reads_public(config: RunConfig) -> bool:
     """Whether the method learns from public data with the run's settings."""
-    when = config.method.public_when
+    when = config.method.traits(config.params).public_when
     return when is not None and all(getattr(config.params, name, None) == value for name, value in when.items())
 
 
 def _why_not_public(config: RunConfig) -> str:
     """What to do where a run has public data that nothing reads."""
     leave_out = "leave public.task, public.data-dir and public.examples out"
-    if config.method.public_when:
-        wanted = _listed(config.method_name, config.method.public_when)
+    if when := config.method.traits(config.params).public_when:
+        wanted = _listed(config.method_name, when)
         return f"strategy = {config.strategy!r} learns from public data with {wanted} only: set that, or {leave_out}"
-    able = {name: kind.public_when for name, kind in METHODS.items() if kind.public_when is not None}
+    every = {name: kind.traits(kind.params_type()).public_when for name, kind in METHODS.items()}
+    able = {name: when for name, when in every.items() if when is not None}
     names = [f"{name} with {_listed(name, when)}" if when else name for name, when in able.items()]
-    of_ones_own = ", or set public_when in its class" if is_reference(config.strategy) else ""
+    of_ones_own = ", or set public_when in its traits" if is_reference(config.strategy) else ""
     return (
         f"strategy = {config.strategy!r} does not learn from public data: {leave_out}, or take one of "
         f"{', '.join(names)}{of_ones_own}"

@@ -32,7 +32,6 @@ from wildflower.server_app.run_folder import (
 )
 from wildflower.server_app.run_records import DeviceRecord, Record, RoundRecord, Summary, scalars_of
 from wildflower.server_app.summary import summarize
-from wildflower.server_app.trackers import Tracker, TrackerError, finite, open_tracker
 from wildflower.server_app.whole_files import file_written_whole
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ class Journal:
         self.run_dir = run_dir
         self.last_round = last_round
         self._writer: SummaryWriter | None = None
-        self._tracker: Tracker | None = None
 
     @classmethod
     def open(
@@ -110,11 +108,6 @@ class Journal:
         }
         _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
-        if config.get("tracker"):
-            try:
-                journal._tracker = open_tracker(config["tracker"], run_dir, config)
-            except (MissingExtraError, TrackerError) as error:
-                raise JournalError(str(error)) from None
         return journal
 
     def write_round(
@@ -164,14 +157,9 @@ class Journal:
             self._writer.close()
             self._writer = None
         last_lines = None if error is None else "\n".join(error.rstrip().splitlines()[-ERROR_LINES:])
-        try:
-            summary = summarize(self.run_dir, status, last_lines)
-            _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
-            write_report(self.run_dir)
-        finally:
-            if self._tracker is not None:  # after all that is ours: a slow one takes its time
-                self._tracker.end(status)
-                self._tracker = None
+        summary = summarize(self.run_dir, status, last_lines)
+        _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
+        write_report(self.run_dir)
         return summary
 
     def _write_scalars(self, record: RoundRecord) -> None:
@@ -183,13 +171,10 @@ class Journal:
             self._writer = SummaryWriter(str(events), purge_step=record.round)
             for path in events.iterdir():
                 close_to_others(path)
-        scalars = scalars_of(record)
-        for name, value in scalars.items():
+        for name, value in scalars_of(record).items():
             if value is not None:
                 self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
-        if self._tracker is not None:
-            self._tracker.write(record.round, finite(scalars))
 
 
 def check_writers() -> None:

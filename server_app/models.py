@@ -130,13 +130,13 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
     these could score it. A tier's model becomes that tier's best where it is better than all of the tier's before. A
     crash at any moment leaves what there was, or the new models whole.
     """
-    scored = engine.method.scored_architecture
+    evaluation, scored = engine.evaluation, engine.method.scored_architecture
     normalization = task.normalization
     newest, best = run_dir / FOLDER / "newest", run_dir / FOLDER / "best"
     with written_whole(newest) as folder:
         found = []
-        for number, (architecture, model) in enumerate(engine.scored.items()):
-            tiers = [tier for tier, theirs in engine.models_of_tiers.items() if theirs == architecture]
+        for number, (architecture, model) in enumerate(evaluation.scored.items()):
+            tiers = [tier for tier, theirs in evaluation.models_of_tiers.items() if theirs == architecture]
             data = safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in model.weights.items()})
             saved = SavedModel(
                 file="global.safetensors" if architecture == scored else f"sub-model-{number}.safetensors",
@@ -146,12 +146,12 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
                 is_global=architecture == scored,
                 tiers=tiers,
                 exits=model.exits,
-                score=engine.model_scores[architecture],
+                score=evaluation.model_scores[architecture],
             )
             (folder / saved.file).write_bytes(data)
             found.append(saved)
         contents = SavedModels(
-            round=engine.round,
+            round=engine.method.round,
             task=task.spec.name,
             metric=task.metric.name,
             higher_is_better=task.metric.scale.higher_is_better,
@@ -164,7 +164,7 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
             models=found,
         )
         (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")
-    score = engine.model_scores.get(scored)
+    score = evaluation.model_scores.get(scored)
     before, rank = _score(best), task.metric.scale.rank
     if before is None or (score is not None and rank(score) > rank(before)):
         with written_whole(best) as folder:
@@ -173,9 +173,9 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
     for saved in found:
         for tier in saved.tiers:
             best_of_tier = _folder_of_tier(run_dir, tier)
-            if engine.tests_on_devices and tier not in engine.tier_scores:
+            if evaluation.tests_on_devices and tier not in evaluation.tier_scores:
                 continue  # none of its devices scored the model, and how others did says nothing of it
-            own = saved.model_copy(update={"score": engine.tier_scores.get(tier, saved.score)})
+            own = saved.model_copy(update={"score": evaluation.tier_scores.get(tier, saved.score)})
             before = _score(best_of_tier, tier)
             if before is None or rank(own.score) > rank(before):
                 with written_whole(best_of_tier) as folder:

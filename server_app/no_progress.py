@@ -6,11 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 
-from wildflower.rounds.engine import NOTHING_FITS
+from flwr.common import log
+from typing_extensions import override
+
+from wildflower.rounds.asking import NOTHING_FITS
+from wildflower.rounds.hooks import Round, RoundHook
 from wildflower.server_app.config import RunConfig
-from wildflower.server_app.run_folder import read_devices
+from wildflower.server_app.run_folder import read_devices, read_rounds
 from wildflower.server_app.units import bytes_text
 from wildflower.strategies.method import Method
 from wildflower.strategies.submodel import SubModelMethod
@@ -20,6 +25,44 @@ NO_PROGRESS_ROUNDS = 3  # in a row, after which something is wrong
 
 class NoProgressError(RuntimeError):
     """A run that taught nothing, because no device trained. Its text is all there is to know: no frame tells more."""
+
+
+class Progress(RoundHook):
+    """Ends a run in which nobody trains.
+
+    Attributes:
+        trained: whether a device has trained in any round, also before a restart.
+    """
+
+    def __init__(self, run_dir: Path, config: RunConfig, method: Method) -> None:
+        self._run_dir, self._config, self._method = run_dir, config, method
+        self.trained = any(record.devices_replied for record in read_rounds(run_dir))
+        self._idle_rounds = 0
+
+    @override
+    def at_end(self, round: Round) -> None:
+        outcomes = [a.outcome for a in round.assignments]
+        troubles = any(outcome.startswith(("failed", "refused")) for outcome in outcomes)
+        replied = round.record["devices_replied"] > 0
+        self.trained = self.trained or replied
+        # Under a fleet nobody may have a link in this simulated minute; on hardware an empty round is trouble.
+        empty = not replied and (troubles or not round.population.simulated)
+        self._idle_rounds = self._idle_rounds + 1 if empty else 0
+        if self._idle_rounds == NO_PROGRESS_ROUNDS:
+            common = Counter(outcomes).most_common(1)
+            last = f"{common[0][1]} of {len(outcomes)} {common[0][0]}" if common else "no device was free"
+            raise NoProgressError(
+                f"{self._idle_rounds} rounds in a row in which none trained; in round {round.number}, {last}"
+            )
+        if not self.trained and round.number == NO_PROGRESS_ROUNDS < self._config.rounds:
+            why = why_nobody_trained(self._run_dir, self._config, self._method)
+            log(WARNING, "No device has trained in the first %s rounds: %s", round.number, why)
+
+    def check_trained(self) -> None:
+        """Raise NoProgressError where no device has trained in the whole run."""
+        if not self.trained:
+            why = why_nobody_trained(self._run_dir, self._config, self._method)
+            raise NoProgressError(f"no device trained in any of {self._config.rounds} rounds: {why}")
 
 
 def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
@@ -139,6 +182,6 @@ def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> l
     remedies.append(smaller_model(config, method))
     if poor:
         remedies += smaller_batches(config, method)
-    if config.below_smallest == "skip" and method.helps_below_smallest:
+    if config.below_smallest == "skip" and method.traits(method.params).helps_below_smallest:
         remedies.append("below-smallest = 'smallest'")
     return remedies

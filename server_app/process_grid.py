@@ -24,11 +24,11 @@ from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
-from wildflower.client_app import worker
+from wildflower.client_app import frames, worker
 from wildflower.client_app.simulation import SCORE, WRITES, BatchScores, ForkServer, ForkServerError, ToScore
 from wildflower.client_app.undo import Written
 from wildflower.messages.flower_records import make_records, read_records, release
-from wildflower.rounds.engine import Scorer
+from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.exchange import WaitingGrid
 from wildflower.server_app.server_scoring import SCORED_TOGETHER, has_exits, scorer_of
 from wildflower.strategies.method import Model
@@ -153,7 +153,7 @@ class LocalGrid(WaitingGrid):
         assert one.asked is not None
         message_id, message = one.asked
         try:
-            answer, arrays = worker.receive(one.link)
+            answer, arrays = frames.receive(one.link)
         except (OSError, EOFError):
             one.asked = None
             for written in reversed(one.written):
@@ -183,7 +183,7 @@ class LocalGrid(WaitingGrid):
         for last in (False, True):
             self._await_begin(number)
             try:
-                worker.send(self._workers[number].link, {"kind": kind, "text": text}, arrays)
+                frames.send(self._workers[number].link, {"kind": kind, "text": text}, arrays)
                 break
             except OSError:
                 # It was lost before this message, which it cannot have begun: the next one gets it.
@@ -204,7 +204,7 @@ class LocalGrid(WaitingGrid):
             while not select.select([link], [], [], LOOK_SECONDS)[0]:
                 self._tell_stopped([number])
             try:
-                worker.receive(link)
+                frames.receive(link)
                 self._workers[number].begun = True
                 return
             except (OSError, EOFError):

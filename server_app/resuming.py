@@ -95,7 +95,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         )
     if before.get("rounds") != config.get("rounds"):
         run = RunConfig.from_run_config(config)
-        if run.method.depends_on_rounds(run.params):
+        if run.method.traits(run.params).depends_on_rounds:
             raise JournalError(
                 f"rounds = {config['rounds']}: what {run.method_name} does in a round of the run in {run_dir} depends "
                 f"on its having {before['rounds']} rounds: leave rounds as they were, or begin another run from its "

@@ -8,7 +8,7 @@ import torch
 
 from wildflower.models.base import with_weights
 from wildflower.models.layers import lighten
-from wildflower.rounds.engine import Scorer, Scores
+from wildflower.rounds.evaluation import Scorer, Scores
 from wildflower.server_app.label_spread import class_names
 from wildflower.strategies.method import Model
 from wildflower.tasks.scoring import Scored, TestPart, add_up, score, score_exits, test_part

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from wildflower.plugins.extras import MissingExtraError, needed
+from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 
 log = logging.getLogger("flwr")
@@ -30,10 +31,6 @@ END_SECONDS = 60.0  # that a tracker may take at a run's end for what still wait
 NO_NAME = re.compile(r"[^\w\-. /]")  # what MLflow's names cannot have
 
 
-class TrackerError(RuntimeError):
-    """A tracker that cannot be written to; the text says what would help."""
-
-
 class Tracker(Protocol):
     """Where figures go."""
 
@@ -45,19 +42,17 @@ class Tracker(Protocol):
 
 
 def open_tracker(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
-    """The tracker of a run, "mlflow" or "wandb". A run that goes on goes on there too.
+    """Return the tracker of a run, "mlflow" or "wandb". A run that goes on goes on there too.
 
-    Raises:
-        MissingExtraError: its library is not installed.
-        TrackerError: it does not let the run begin.
+    Raises JournalError where its library is not installed, or does not let the run begin.
     """
     try:
         with needed(name, f"tracker = {name!r}"):
             return Guarded(name, TRACKERS[name](run_dir, config))
-    except MissingExtraError:
-        raise
+    except MissingExtraError as error:
+        raise JournalError(str(error)) from None
     except Exception as error:  # whatever the library raises
-        raise TrackerError(f"tracker = {name!r}: {type(error).__name__}: {error}") from error
+        raise JournalError(f"tracker = {name!r}: {type(error).__name__}: {error}") from error
 
 
 class Guarded:

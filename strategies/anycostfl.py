@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from wildflower.messages.error import MessageError
 from wildflower.messages.packing import Layout
@@ -33,7 +34,6 @@ from wildflower.models.layers import TensorSpec
 from wildflower.models.placement import Placement
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.channels import channel_norms, strongest
-from wildflower.strategies.heterofl import HeteroFL
 from wildflower.strategies.method import (
     Answer,
     ClientContext,
@@ -45,9 +45,11 @@ from wildflower.strategies.method import (
     State,
     Trained,
     Training,
-    with_parameter_copies,
+    Traits,
 )
 from wildflower.strategies.params import Params
+from wildflower.strategies.pricing import with_parameter_copies
+from wildflower.strategies.static_norm import StaticNormMethod
 
 # What travels ---------------------------------------------------------------------------------------------------------
 
@@ -370,7 +372,7 @@ class ElementMean(CoordinateMean):
         placement.add_to(self._counts, {name: mask * added.weight for name, mask in kept.items()})
 
 
-class AnycostFL(HeteroFL):
+class AnycostFL(StaticNormMethod[AnycostFLParams]):
     """The k channels of largest norm of every group; w <- mean over the owners of a coordinate, weighted by examples.
 
     The selection follows from the global weights alone: all devices of a round share it, and so does a resumed run.
@@ -420,15 +422,11 @@ class AnycostFL(HeteroFL):
                 f"hold the largest one: set anycostfl.beta to {least:g} or more, or to 1"
             )
 
+    @override
     @classmethod
-    def family_defaults(cls, params: Any) -> dict[str, Any]:
-        """No scaler."""
-        return {}
-
-    @classmethod
-    def averages(cls, params: Any) -> bool:
-        """It does, but for compressed updates: every device has elements of its own, which nothing can add up."""
-        return bool(params.beta == 1)
+    def traits(cls, params: AnycostFLParams) -> Traits:
+        # Of compressed updates every device has elements of its own, which nothing can add up.
+        return replace(super().traits(params), averages=params.beta == 1)
 
     def client_step(self, order: Order) -> ClientStep:
         """Plain training; the weights come back, averaged by examples, or the update, compressed."""

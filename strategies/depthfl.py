@@ -12,12 +12,13 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.messages.sums import UNIT
 from wildflower.messages.tensor_sets import STATISTICS
@@ -35,9 +36,10 @@ from wildflower.strategies.method import (
     State,
     Trained,
     Training,
-    with_parameter_copies,
+    Traits,
 )
 from wildflower.strategies.params import CountOrZero, Params, Rate
+from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Loss, Regularizer, divergence
 from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
 
@@ -116,7 +118,7 @@ class DepthFLParams(Params):
     )
 
 
-class DepthFL(SubModelMethod):
+class DepthFL(SubModelMethod[DepthFLParams]):
     """w_l <- mean over the devices that have layer l, unweighted; layers that nobody trained are kept.
 
     With alpha, h_l <- h_l - alpha n / N (mean - w_l), n being the devices of the round that trained layer l and N all
@@ -128,20 +130,20 @@ class DepthFL(SubModelMethod):
     def __init__(self, setup: Setup, params: DepthFLParams) -> None:
         require_exits("depthfl", setup.family)
         super().__init__(setup, params, by_exit(setup.family))
-        self.params = params
         self.h = {
             name: torch.zeros_like(value)
             for name, value in self.weights.items()
             if params.alpha and not name.endswith(STATISTICS)
         }
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """With alpha it does not: h sums up how far the mean has moved."""
-        return not params.alpha
+    def traits(cls, params: DepthFLParams) -> Traits:
+        # h sums up how far the mean has moved.
+        return replace(super().traits(params), averages=not params.alpha)
 
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def check(cls, params: DepthFLParams, *, both_models: bool) -> None:
         """A device's correction is that of one model."""
         if both_models and params.alpha:
             raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wildflower.messages.tensor_sets import STATISTICS, Weights
 from wildflower.models.architecture import Architecture
-from wildflower.strategies.fedavg import FedAvg
+from wildflower.strategies.fedavg import FedAvg, FedAvgParams
 from wildflower.strategies.method import Model, Setup, State, Trained
 from wildflower.strategies.params import Decay, Params, PositiveRate
 from wildflower.strategies.submodel import without_statistics
@@ -29,7 +29,7 @@ class AdamParams(Params):
     tau: PositiveRate = Field(1e-3, description="Number added to the root of the squares: larger is less adaptive")
 
 
-class FedAdamParams(AdamParams):
+class FedAdamParams(FedAvgParams, AdamParams):
     """FedAdam's settings."""
 
     use: Literal["all-large", "all-small", "exclusive"] = Field(

@@ -8,20 +8,23 @@ share nothing are the method `local`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
-from wildflower.strategies.method import ClientStep, Order, Setup, Training, fits
+from wildflower.strategies.method import ClientStep, Order, P, Setup, Training, Traits
 from wildflower.strategies.params import Params
+from wildflower.strategies.pricing import fits
 from wildflower.strategies.submodel import SubModelMethod, by_exit
 
 # The client step is `wildflower.strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
 
 
-class OneModel(SubModelMethod):
+class OneModel(SubModelMethod[P]):
     """All devices train one architecture, by default the whole model whatever their budget.
 
     Attributes:
@@ -35,7 +38,7 @@ class OneModel(SubModelMethod):
     returns_changes: ClassVar[bool] = False
     only_sgd: ClassVar[bool] = False
 
-    def __init__(self, setup: Setup, params: Params) -> None:
+    def __init__(self, setup: Setup, params: P) -> None:
         optimizer, bound = setup.settings.training.optimizer, setup.settings.norm_bound
         if self.only_sgd and optimizer != "sgd":
             raise ValueError(
@@ -51,7 +54,7 @@ class OneModel(SubModelMethod):
         self.architecture = self.candidates[0]
 
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def check(cls, params: P, *, both_models: bool) -> None:
         """All devices of a round train one model, where they return changes of it."""
         if both_models and cls.returns_changes:
             raise ValueError(f"both-models = True: {cls.name()} puts together changes of one model: leave it false")
@@ -88,37 +91,36 @@ class FedAvgParams(Params):
     )
 
 
-class FedAvg(OneModel):
+class FedAvg(OneModel[FedAvgParams]):
     """w <- sum_k (n_k / n) w_k over one architecture (Algorithm 1, FederatedAveraging)."""
 
     params_type: ClassVar[type[Params]] = FedAvgParams
 
-    def __init__(self, setup: Setup, params: Any) -> None:
+    def __init__(self, setup: Setup, params: FedAvgParams) -> None:
         super().__init__(setup, params)
-        self.use = params.use
         self.architecture = self.candidates[-1] if params.use == "all-small" else self.candidates[0]
         self.everyone = params.use == "all-large" or (params.use == "all-small" and setup.below_smallest == "smallest")
 
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def check(cls, params: FedAvgParams, *, both_models: bool) -> None:
         """Nobody trains two models where all train the smallest."""
         if both_models and params.use == "all-small":
             raise ValueError(
                 f"both-models = True: with {cls.name()}.use = 'all-small' no device trains two models: leave it"
             )
 
+    @override
+    @classmethod
+    def traits(cls, params: FedAvgParams) -> Traits:
+        return replace(super().traits(params), helps_below_smallest=params.use != "exclusive")
+
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The one architecture of this use; under `affordable` the widest that fits."""
-        if self.use == "affordable":
+        if self.params.use == "affordable":
             return super(OneModel, self).assign(device, budget)
         return super().assign(device, budget)
 
     @property
     def smallest_architecture(self) -> Architecture:
         """The one architecture, or the narrowest."""
-        return self.candidates[-1] if self.use == "affordable" else self.architecture
-
-    @property
-    def helps_below_smallest(self) -> bool:
-        """Under "exclusive" nobody gets what it cannot afford."""
-        return self.use != "exclusive"
+        return self.candidates[-1] if self.params.use == "affordable" else self.architecture

@@ -25,7 +25,7 @@ class FedAvgMParams(Params):
     eta: PositiveRate = Field(1.0, description="Learning rate of the server")
 
 
-class FedAvgM(OneModel):
+class FedAvgM(OneModel[FedAvgMParams]):
     """v <- beta v + (w_t - mean_k w_k);  w_{t+1} = w_t - eta v, the mean being weighted by examples.
 
     With beta = 0 and eta = 1 it is FedAvg. Every device trains the whole model. Batch norm's running statistics are no
@@ -36,7 +36,6 @@ class FedAvgM(OneModel):
 
     def __init__(self, setup: Setup, params: FedAvgMParams) -> None:
         super().__init__(setup, params)
-        self.params = params
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.v: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
+
+from typing_extensions import override
 
 from wildflower.messages.sums import WeightedSum, flatten
 from wildflower.messages.tensor_sets import TensorSet
@@ -11,7 +14,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, with_weights
 from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
 from wildflower.strategies.fedavg import OneModel
-from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, Trained, Training
+from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, Trained, Training, Traits
 from wildflower.strategies.params import Params
 
 # The client step ------------------------------------------------------------------------------------------------------
@@ -33,14 +36,13 @@ class TeacherTraining(Training):
 # The server half ------------------------------------------------------------------------------------------------------
 
 
-class FedDF(OneModel):
+class FedDF(OneModel[Params]):
     """w <- sum_k (n_k / n) w_k, then Adam on KL(softmax(mean_k f(w_k, x)) || softmax(f(w, x))), x being public.
 
     Algorithm 1 with Eq. 1, over one architecture: every device trains the whole model.
     """
 
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
-    public_when: ClassVar[Mapping[str, Any] | None] = {}
 
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)
@@ -51,13 +53,14 @@ class FedDF(OneModel):
         self.ensemble = found
         self.teachers = Teachers(require_public("feddf", setup.public, found), setup.family.classes)
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """Not only: what the devices' models say is averaged as well, and one of them can move that far."""
-        return False
+    def traits(cls, params: Params) -> Traits:
+        # What the devices' models say is averaged as well, and one of them can move that far.
+        return replace(super().traits(params), averages=False, public_when={})
 
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def check(cls, params: Params, *, both_models: bool) -> None:
         """All teachers are of one architecture."""
         if both_models:
             raise ValueError("both-models = True: feddf distills one model's networks into it: leave it false")

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
+
+from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.placement import chosen
-from wildflower.strategies.heterofl import HeteroFL
-from wildflower.strategies.method import Selection
+from wildflower.strategies.method import ClientStep, Order, Selection
 from wildflower.strategies.params import Params
+from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
 
-class FederatedDropout(HeteroFL):
+class FederatedDropout(StaticNormMethod[Params]):
     """Every device gets its own random channels of every group; else as HeteroFL.
 
     The client step is HeteroFL's `MaskedTraining`.
     """
 
-    params_type: ClassVar[type[Params]] = Params  # none of HeteroFL's own
+    @override
+    @classmethod
+    def family_defaults(cls, params: Params) -> dict[str, Any]:
+        return {"scaler": True}
+
+    @override
+    def client_step(self, order: Order) -> ClientStep:
+        return MaskedTraining(weighting="uniform")
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """Random channels, drawn from (seed, round, device)."""

@@ -16,16 +16,9 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import OPTIMIZERS, Cost
 from wildflower.models.darts import ALPHAS
 from wildflower.strategies.fedavg import OneModel
-from wildflower.strategies.method import (
-    Answer,
-    ClientContext,
-    ClientStep,
-    Order,
-    Setup,
-    Training,
-    with_parameter_copies,
-)
+from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Setup, Training
 from wildflower.strategies.params import Params, PositiveRate, Rate
+from wildflower.strategies.pricing import with_parameter_copies
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -96,14 +89,13 @@ class FedNASParams(Params):
     )
 
 
-class FedNAS(OneModel):
+class FedNAS(OneModel[FedNASParams]):
     """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k, over the family `darts`."""
 
     params_type: ClassVar[type[Params]] = FedNASParams
 
     def __init__(self, setup: Setup, params: FedNASParams) -> None:
         super().__init__(setup, params)
-        self.params = params
         if not any(name.startswith(ALPHAS) for name in self.weights):
             raise ValueError(
                 f"fednas searches in mixed operations, and {self.family.name} has none: set family = 'darts' without a "

@@ -9,16 +9,9 @@ from pydantic import Field
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.strategies.fedavg import OneModel
-from wildflower.strategies.method import (
-    Answer,
-    ClientContext,
-    ClientStep,
-    Order,
-    Setup,
-    Training,
-    with_parameter_copies,
-)
+from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Training
 from wildflower.strategies.params import Params, Rate
+from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Regularizer
 
 
@@ -45,14 +38,10 @@ class FedProxParams(Params):
     mu: Rate = Field(0.01, description="Weight of the distance to the global model in a device's loss")
 
 
-class FedProx(OneModel):
+class FedProx(OneModel[FedProxParams]):
     """FedAvg whose devices minimize the proximal objective, all on the whole model."""
 
     params_type: ClassVar[type[Params]] = FedProxParams
-
-    def __init__(self, setup: Setup, params: FedProxParams) -> None:
-        super().__init__(setup, params)
-        self.params = params
 
     def client_step(self, order: Order) -> ClientStep:
         """The proximal objective."""

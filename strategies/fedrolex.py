@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
+
+from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.placement import rolling
-from wildflower.strategies.heterofl import HeteroFL
-from wildflower.strategies.method import Selection
+from wildflower.strategies.method import ClientStep, Order, Selection
 from wildflower.strategies.params import Params
+from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
 
-class FedRolex(HeteroFL):
+class FedRolex(StaticNormMethod[Params]):
     """Channels {t, ..., t + k - 1} modulo the group's size in round t (Eq. 4), for every group; else as HeteroFL.
 
     The client step is HeteroFL's `MaskedTraining`.
     """
 
-    params_type: ClassVar[type[Params]] = Params  # none of HeteroFL's own
+    @override
+    @classmethod
+    def family_defaults(cls, params: Params) -> dict[str, Any]:
+        return {"scaler": True}
+
+    @override
+    def client_step(self, order: Order) -> ClientStep:
+        return MaskedTraining(weighting="uniform")
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The window of this round."""

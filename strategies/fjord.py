@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -20,11 +20,11 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
 from wildflower.models.family import Family
 from wildflower.models.layers import Network
-from wildflower.strategies.heterofl import HeteroFL
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training
 from wildflower.strategies.nested import MOST_LEVELS, are_nested, below, check_no_statistics, cuts_below, step_bytes
 from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.static_norm import StaticNormMethod
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class FjORDParams(Params):
     )
 
 
-class FjORD(HeteroFL):
+class FjORD(StaticNormMethod[FjORDParams]):
     """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
 
     params_type: ClassVar[type[Params]] = FjORDParams
@@ -90,11 +90,6 @@ class FjORD(HeteroFL):
         super().__init__(setup, params)
         if are_nested(self.family, self.candidates):
             check_no_statistics(self.family, self.scored_architecture, "widths of ordered dropout")
-
-    @classmethod
-    def family_defaults(cls, params: Any) -> dict[str, Any]:
-        """No scaler."""
-        return {}
 
     def client_step(self, order: Order) -> ClientStep:
         """Ordered dropout among the candidates up to the device's own."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from wildflower.messages.frozen_parts import frozen_nbytes
 from wildflower.messages.orders import Merge
@@ -33,9 +34,10 @@ from wildflower.strategies.method import (
     State,
     Trained,
     Training,
-    tensor_set_bytes,
+    Traits,
 )
 from wildflower.strategies.params import Params
+from wildflower.strategies.pricing import tensor_set_bytes
 from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
 
 # The client step ------------------------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ class FlexiFedParams(Params):
     )
 
 
-class FlexiFed(CandidateMethod):
+class FlexiFed(CandidateMethod[FlexiFedParams]):
     """Types of devices have different architectures; a layer is the mean over the devices that share it, unweighted.
 
     With common(j, l) the layers up to l of type j, and C the layers with which all types begin:
@@ -122,7 +124,6 @@ class FlexiFed(CandidateMethod):
     """
 
     params_type: ClassVar[type[Params]] = FlexiFedParams
-    takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: FlexiFedParams) -> None:
         family = setup.family
@@ -162,10 +163,10 @@ class FlexiFed(CandidateMethod):
         """Of every type's tensors, who holds them: the largest type what is common to all, each type all others."""
         return [[0] * self.common + [number] * (len(found) - self.common) for number, found in enumerate(signatures)]
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """It does, among the types that share a layer."""
-        return True
+    def traits(cls, params: FlexiFedParams) -> Traits:
+        return Traits(averages=True, takes_initial_weights=True)
 
     # What devices get
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import MessageError
@@ -28,6 +29,7 @@ from wildflower.strategies.method import (
     Setup,
     State,
     Trained,
+    Traits,
 )
 from wildflower.strategies.params import Fraction, Numbers
 from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
@@ -155,7 +157,7 @@ def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
     return by_depth(family)
 
 
-class InclusiveFL(CandidateMethod):
+class InclusiveFL(CandidateMethod[InclusiveFLParams]):
     """Types of devices have models of different depth L_a < L_b < ... and share all layers but each type's last.
 
     In every round (Algorithm 1), with g^j the mean update of type j's devices, k the next larger type of j and L- the
@@ -172,12 +174,10 @@ class InclusiveFL(CandidateMethod):
     """
 
     params_type: ClassVar[type[InclusiveFLParams]] = InclusiveFLParams
-    takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: InclusiveFLParams) -> None:
         family = setup.family
         super().__init__(setup, params, types_of(family, setup.widths))
-        self.params = params
         possible = all(0 < rate < math.inf for rate in params.rates)
         if params.rates and (len(params.rates) != len(self.candidates) or not possible):
             raise ValueError(
@@ -227,15 +227,11 @@ class InclusiveFL(CandidateMethod):
         if both_models and params.head == "own":
             raise ValueError("inclusivefl.head = 'own': a device has one head, set both-models = false")
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """It does, type by type."""
-        return True
-
-    @classmethod
-    def tells_means_only(cls, params: Any) -> bool:
-        """How many devices a type has weighs its layers."""
-        return False
+    def traits(cls, params: InclusiveFLParams) -> Traits:
+        # How many devices a type has weighs its layers.
+        return Traits(averages=True, tells_more=True, takes_initial_weights=True)
 
     def client_step(self, order: Order) -> ClientStep:
         """Plain training at the type's rate; with heads of the devices' own their names."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import TensorSet, TensorSets
@@ -55,7 +54,7 @@ class TrainingAlone(Training):
         return Answer(model, loss=loss)
 
 
-class LocalOnly(CandidateMethod):
+class LocalOnly(CandidateMethod[Params]):
     """Nothing is aggregated. A score is the mean over all devices that have trained, each on the task's test set."""
 
     def __init__(self, setup: Setup, params: Params) -> None:
@@ -63,7 +62,7 @@ class LocalOnly(CandidateMethod):
         self.trained: dict[int, Architecture] = {}
 
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def check(cls, params: Params, *, both_models: bool) -> None:
         """Nobody trains two models that travel."""
         if both_models:
             raise ValueError("both-models = True: with strategy = 'local' no model travels: leave it false")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.frozen_parts import frozen_nbytes
@@ -36,11 +37,11 @@ from wildflower.strategies.method import (
     Setup,
     State,
     Trained,
+    Traits,
     of_one_device,
-    tensor_set_bytes,
-    with_parameter_copies,
 )
 from wildflower.strategies.params import Fraction, Params
+from wildflower.strategies.pricing import tensor_set_bytes, with_parameter_copies
 
 COPIES = 2  # of all parameters: the first weights, and the masks
 
@@ -238,7 +239,7 @@ class LotteryFLParams(Params):
     target: Fraction = Field(0.5, description="Share of the weights that is kept at the end: below it nobody prunes")
 
 
-class LotteryFL(OneModel):
+class LotteryFL(OneModel[LotteryFLParams]):
     """w_c <- mean over the round's devices whose masks keep coordinate c, unweighted; what no mask keeps stays.
 
     Every device has a mask, and is sent and returns what it keeps. The server holds the masks, one bit per weight and
@@ -250,7 +251,6 @@ class LotteryFL(OneModel):
 
     def __init__(self, setup: Setup, params: LotteryFLParams) -> None:
         super().__init__(setup, params)
-        self.params = params
         self.tensors = self.family.tensors(self.architecture)
         self.counts = {name: math.prod(self.tensors[name].shape) for name in prunable(self.tensors)}
         self.initial = {name: self.weights[name] for name in parameters_of(self.tensors)}
@@ -266,10 +266,11 @@ class LotteryFL(OneModel):
 
     # What devices get
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """Not as a `running_mean`: every device has coordinates of its own."""
-        return False
+    def traits(cls, params: LotteryFLParams) -> Traits:
+        # Every device has coordinates of its own.
+        return replace(super().traits(params), averages=False)
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The whole model, and a group of its own: no two devices have the same mask."""

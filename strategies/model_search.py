@@ -28,24 +28,13 @@ from wildflower.models.base import STATISTICS, Family
 from wildflower.models.cost import Cost
 from wildflower.models.layers import Network
 from wildflower.models.space import Space
-from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
-from wildflower.strategies.method import (
-    ClientContext,
-    ClientStep,
-    Means,
-    Order,
-    Selection,
-    Setup,
-    State,
-    Trained,
-    Training,
-    fits,
-    in_floats,
-)
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Selection, Setup, State, Trained, Training
 from wildflower.strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
 from wildflower.strategies.params import Count, CountOrZero, Params, Shares
+from wildflower.strategies.pricing import Means, fits, in_floats
 from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options
 from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -157,7 +146,7 @@ class ModelSearchParams(Params):
         return text
 
 
-class ModelSearch(HeteroFL):
+class ModelSearch(StaticNormMethod[ModelSearchParams]):
     """Every device gets the largest sub-model, layer by layer, that its memory and its link allow in this round.
 
     Element-wise aggregation: W[j] <- mean over the devices that have coordinate j, else W[j] stays. Sub-models are
@@ -182,7 +171,6 @@ class ModelSearch(HeteroFL):
             settings = ", ".join(f"model-search.{key} = {value!r}" for key, value in given.items() if value)
             raise ValueError(f"{settings}: {error}") from None
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
-        self.params: ModelSearchParams = params
         if params.sandwich != "none" and any(name.endswith(STATISTICS) for name in self.weights):
             raise ValueError(
                 f"model-search.sandwich = {params.sandwich!r} needs model-search.norm = 'static', because the "

@@ -22,7 +22,8 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family, with_weights
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from wildflower.models.layers import Network
-from wildflower.strategies.method import ClientContext, Means
+from wildflower.strategies.method import ClientContext
+from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss
 
 MOST_LEVELS = 64

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
@@ -24,9 +25,10 @@ from wildflower.strategies.method import (
     Setup,
     Trained,
     Training,
-    with_parameter_copies,
+    Traits,
 )
 from wildflower.strategies.params import Params, Rate
+from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.submodel import without_statistics
 
 MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
@@ -97,7 +99,7 @@ class QFedAvgParams(Params):
     )
 
 
-class QFedAvg(OneModel):
+class QFedAvg(OneModel[QFedAvgParams]):
     """w <- w - sum_k Delta_k / sum_k h_k over the round's devices. Every device trains the whole model."""
 
     params_type: ClassVar[type[Params]] = QFedAvgParams
@@ -110,12 +112,12 @@ class QFedAvg(OneModel):
                 "which is one number for all parts: leave learning-rates out"
             )
         super().__init__(setup, params)
-        self.params = params
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """It does not: its step is a quotient of two sums over the devices."""
-        return False
+    def traits(cls, params: QFedAvgParams) -> Traits:
+        # Its step is a quotient of two sums over the devices.
+        return replace(super().traits(params), averages=False)
 
     def client_step(self, order: Order) -> ClientStep:
         """Training whose change is weighed by the loss."""

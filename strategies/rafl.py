@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.error import MessageError
@@ -46,12 +47,11 @@ from wildflower.strategies.method import (
     Setup,
     State,
     Trained,
-    fits,
-    in_floats,
-    tensor_set_bytes,
+    Traits,
 )
 from wildflower.strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
 from wildflower.strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
+from wildflower.strategies.pricing import fits, in_floats, tensor_set_bytes
 from wildflower.strategies.search import ExactSearch, PoolSearch, find_priced
 from wildflower.strategies.shared_losses import divergence
 from wildflower.strategies.submodel import CandidateMethod, first_weights, initial_weights
@@ -291,7 +291,7 @@ class RaFLParams(Params):
         return factor
 
 
-class RaFL(CandidateMethod):
+class RaFL(CandidateMethod[RaFLParams]):
     """theta^k <- sum_l n_l / N_S theta_l^k over the devices S of a round (Eq. 7).
 
     With ensemble distillation theta^k goes on from there to what the devices' networks say together (Eqs. 8 and 9).
@@ -307,8 +307,6 @@ class RaFL(CandidateMethod):
     params_type: ClassVar[type[Params]] = RaFLParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
-    takes_initial_weights: ClassVar[bool] = True
-    public_when: ClassVar[Mapping[str, Any] | None] = {"fusion": "ensemble"}
 
     def __init__(self, setup: Setup, params: RaFLParams) -> None:
         if setup.family.freeze:
@@ -319,7 +317,6 @@ class RaFL(CandidateMethod):
                 "rafl.first = 'drawn' and initial.weights: devices that draw their first weights do not begin with "
                 "given ones; set rafl.first = 'sent', or leave initial.weights out"
             )
-        self.params = params
         self.space = _space(setup.family, params)
         self.pairs = _pairs(setup, self.space) if params.searcher == "evolution" else ([], [])
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
@@ -357,8 +354,13 @@ class RaFL(CandidateMethod):
         """No scaler; where layers may be left out, what passes through their place is bounded."""
         return {"scaler": False, **({"activation": "relu6"} if 0 in params.shares else {})}
 
+    @override
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def traits(cls, params: RaFLParams) -> Traits:
+        return Traits(takes_initial_weights=True, public_when={"fusion": "ensemble"})
+
+    @classmethod
+    def check(cls, params: RaFLParams, *, both_models: bool) -> None:
         """Every device has two networks already."""
         if both_models:
             raise ValueError("both-models = True: rafl gives every device a personal model and the knowledge network")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights, parameters_of
@@ -28,9 +30,10 @@ from wildflower.strategies.method import (
     State,
     Trained,
     Training,
-    with_parameter_copies,
+    Traits,
 )
 from wildflower.strategies.params import Params, PositiveRate
+from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Regularizer
 
 # The client step ------------------------------------------------------------------------------------------------------
@@ -91,7 +94,7 @@ class ScaffoldParams(Params):
     eta: PositiveRate = Field(1.0, description="Learning rate of the server (eta_g)")
 
 
-class Scaffold(OneModel):
+class Scaffold(OneModel[ScaffoldParams]):
     """x <- x + eta_g mean_i (y_i - x);  c <- c + |S| / N mean_i (c_i+ - c_i), S being the round's devices, N all.
 
     Every device trains the whole model. Batch norm's running statistics are no parameters: they become the mean.
@@ -103,15 +106,15 @@ class Scaffold(OneModel):
 
     def __init__(self, setup: Setup, params: ScaffoldParams) -> None:
         super().__init__(setup, params)
-        self.params = params
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
         self.control_mean = CoordinateMean(self.control)
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """It does not: c must stay the mean of the devices' control variates."""
-        return False
+    def traits(cls, params: ScaffoldParams) -> Traits:
+        # c must stay the mean of the devices' control variates.
+        return replace(super().traits(params), averages=False)
 
     def client_step(self, order: Order) -> ClientStep:
         """Training under control variates."""

@@ -6,17 +6,19 @@ level that it can afford, deeper exits counting for more; its early exits may al
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
+from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
 from wildflower.models.layers import Network
-from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training, Traits
 from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
 from wildflower.strategies.shared_losses import Loss, divergence
 from wildflower.strategies.submodel import SubModelMethod, require_exits
@@ -78,7 +80,7 @@ class ScaleFLParams(Params):
         return widths
 
 
-class ScaleFL(SubModelMethod):
+class ScaleFL(SubModelMethod[ScaleFLParams]):
     """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept."""
 
     params_type: ClassVar[type[Params]] = ScaleFLParams
@@ -86,12 +88,12 @@ class ScaleFL(SubModelMethod):
     def __init__(self, setup: Setup, params: ScaleFLParams) -> None:
         require_exits("scalefl", setup.family)
         super().__init__(setup, params, levels(setup.family, params.widths)[::-1])
-        self.params = params
 
+    @override
     @classmethod
-    def depends_on_rounds(cls, params: ScaleFLParams) -> bool:
-        """The quarter in which early exits do not learn from the last one is a share of all rounds."""
-        return params.gamma > 0
+    def traits(cls, params: ScaleFLParams) -> Traits:
+        # The quarter in which early exits do not learn from the last one is a share of all rounds.
+        return replace(super().traits(params), depends_on_rounds=params.gamma > 0)
 
     @property
     def needs_classes(self) -> bool:

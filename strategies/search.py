@@ -22,7 +22,7 @@ from wildflower.models.elastic import ElasticSpace
 from wildflower.models.frontier import Frontier, Prices
 from wildflower.models.profile import Total
 from wildflower.models.space import Space
-from wildflower.strategies.method import Means, fits
+from wildflower.strategies.pricing import Means, fits
 
 SEGMENT = 1024
 """Labels whose least memory is known beforehand, so that most of the frontier need not be looked at."""

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Merge
@@ -39,9 +41,10 @@ from wildflower.strategies.method import (
     State,
     Trained,
     Training,
-    with_parameter_copies,
+    Traits,
 )
 from wildflower.strategies.params import Params, PositiveRate
+from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.scaffold import mean_gradients
 from wildflower.strategies.shared_losses import Regularizer
 
@@ -159,7 +162,7 @@ class SpatlParams(Params):
     eta: PositiveRate = Field(1.0, description="Learning rate of the server, as SCAFFOLD's eta_g")
 
 
-class Spatl(OneModel):
+class Spatl(OneModel[SpatlParams]):
     """x[j] <- x[j] + eta (mean over the devices that returned coordinate j of y_i[j] - x[j]); all others stay.
 
     c[j] <- c[j] + 1 / N sum over these devices of the change of c_i[j], N being all devices. Every device trains the
@@ -172,7 +175,6 @@ class Spatl(OneModel):
 
     def __init__(self, setup: Setup, params: SpatlParams) -> None:
         super().__init__(setup, params)
-        self.params = params
         names = encoder_of(self.family, self.architecture)
         self.weights = {name: self.weights[name] for name in names}
         predictor = setup.family.tensors(self.architecture).keys() - names.keys()
@@ -191,10 +193,11 @@ class Spatl(OneModel):
         self.control_mean = CoordinateMean(self.control)
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """It does, but control variates rely on its being the mean."""
-        return False
+    def traits(cls, params: SpatlParams) -> Traits:
+        # Control variates rely on its being the mean.
+        return replace(super().traits(params), averages=False)
 
     def client_step(self, order: Order) -> ClientStep:
         """Training under control variates; salient channels come back."""

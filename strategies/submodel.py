@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar
 
 import torch
+from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights
@@ -21,14 +21,14 @@ from wildflower.strategies.method import (
     Group,
     Method,
     Model,
+    P,
     Selection,
     Setup,
     State,
     Trained,
-    fit_in_turn,
-    fits,
+    Traits,
 )
-from wildflower.strategies.params import Params
+from wildflower.strategies.pricing import fit_in_turn, fits
 
 Cut = tuple[Architecture, Placement]
 """A sub-model of the global model, and where it lies in it."""
@@ -46,13 +46,13 @@ def without_statistics(models: Mapping[Architecture, Model]) -> dict[Architectur
     }
 
 
-class CandidateMethod(Method):
+class CandidateMethod(Method[P]):
     """Devices get the largest of some candidates that they can afford.
 
     Candidates come largest first; where a method names none they are the family's for the run's widths.
     """
 
-    def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
+    def __init__(self, setup: Setup, params: P, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, params)
         self.candidates = candidates or setup.family.candidates(setup.widths)
         self.both_models = setup.both_models
@@ -92,25 +92,23 @@ class CandidateMethod(Method):
         return self.candidates
 
 
-class SubModelMethod(CandidateMethod):
+class SubModelMethod(CandidateMethod[P]):
     """A global model, candidates cut out of it, and the running mean over the coordinates that devices return.
 
     The tensor sets that devices return are named tensors of the global model. scored_family: how models are built that
     are scored.
     """
 
-    takes_initial_weights: ClassVar[bool] = True
-
-    def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
+    def __init__(self, setup: Setup, params: P, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, params, candidates)
         self.weights = first_weights(setup)
         self.mean = self.running_mean(self.weights)
         self.scored_family = setup.family
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """By default it does."""
-        return True
+    def traits(cls, params: P) -> Traits:
+        return Traits(averages=True, takes_initial_weights=True)
 
     def payload(self, group: Group) -> TensorSets:
         """The group's cut of the global model."""

@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import Merge
@@ -28,8 +29,7 @@ from wildflower.models.base import BlockFamily, Family, trained_parameters
 from wildflower.models.cost import FLOAT_BYTES, Cost
 from wildflower.models.layers import Network
 from wildflower.models.space import Space
-from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
-from wildflower.strategies.method import ClientContext, ClientStep, Means, Order, Setup, State, Trained, in_floats
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
 from wildflower.strategies.nested import (
     MOST_LEVELS,
     are_nested,
@@ -40,8 +40,10 @@ from wildflower.strategies.nested import (
     training_cost,
 )
 from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
+from wildflower.strategies.pricing import Means, in_floats
 from wildflower.strategies.search import AscentSearch, ExactSearch, find_priced, fleet_options
 from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -172,7 +174,7 @@ class WildflowerParams(Params):
         return self
 
 
-class Wildflower(HeteroFL):
+class Wildflower(StaticNormMethod[WildflowerParams]):
     """v_j <- beta v_j + (mean over the devices that trained coordinate j, unweighted - W_j);  W_j <- W_j + v_j.
 
     Untouched coordinates keep W_j and v_j. beta is `momentum`; with beta = 0 every coordinate becomes the mean.
@@ -186,22 +188,17 @@ class Wildflower(HeteroFL):
 
     def __init__(self, setup: Setup, params: WildflowerParams) -> None:
         super().__init__(setup, params)
-        self.params: WildflowerParams = params
         self.widths = setup.widths
         if params.levels != 1 and are_nested(self.family, self.candidates):
             check_no_statistics(self.family, self.scored_architecture, "levels of wildflower")
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.velocity = {name: torch.zeros_like(self.weights[name]) for name in learned if params.momentum}
 
+    @override
     @classmethod
-    def family_defaults(cls, params: Any) -> dict[str, Any]:
-        """No scaler."""
-        return {}
-
-    @classmethod
-    def tells_means_only(cls, params: Any) -> bool:
-        """Not with momentum, which looks at who owns a coordinate."""
-        return super().tells_means_only(params) and not params.momentum
+    def traits(cls, params: WildflowerParams) -> Traits:
+        # Momentum looks at who owns a coordinate.
+        return replace(super().traits(params), tells_more=params.momentum > 0)
 
     @property
     def below_the_smallest(self) -> Architecture | None:

@@ -15,7 +15,8 @@ from tests.grid import InProcessGrid
 from wildflower.client_app.app import app as client
 from wildflower.messages.orders import Reply
 from wildflower.messages.wire import from_records, to_records
-from wildflower.rounds.engine import Engine, Scorer
+from wildflower.rounds.engine import Engine
+from wildflower.rounds.evaluation import Scorer
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 from wildflower.strategies import METHODS as ALL_METHODS

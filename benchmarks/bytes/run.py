@@ -28,7 +28,7 @@ from benchmarks.tables import write_between
 from tests.grid import InProcessGrid
 from wildflower.client_app.app import app
 from wildflower.models.family import FAMILIES
-from wildflower.rounds.engine import Scores
+from wildflower.rounds.evaluation import Scores
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 

@@ -48,7 +48,7 @@ def scores_of(twin: str, seed: int) -> Scores:
             count = f"{devices}, {examples}"
             for draw in range(DRAWS if devices < config.devices else 1):
                 engine.method.round = config.rounds + draw  # which devices are drawn depends on it
-                evaluation = engine.evaluate(grid, scorer)
+                evaluation = engine.evaluation.evaluate(grid, scorer)
                 assert evaluation is not None
                 assert evaluation.delivered is not None
                 found.setdefault(count, []).append(evaluation.delivered.score)

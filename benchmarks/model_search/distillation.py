@@ -27,7 +27,7 @@ from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family, with_weights
 from wildflower.models.placement import Placement
 from wildflower.strategies.distillation import Distillation, Noise, distill, mutual_information_nats
-from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import Cut
 
 HERE = Path(__file__).resolve().parent
@@ -59,10 +59,10 @@ class TrainingInputs(Noise):
         return model
 
 
-def distilled_method(run: Path) -> HeteroFL:
+def distilled_method(run: Path) -> StaticNormMethod:
     """The method of a run's folder in the state of its last round; ValueError where it is none that is distilled."""
     method, _, config = trained_method(run)
-    if not isinstance(method, HeteroFL):
+    if not isinstance(method, StaticNormMethod):
         raise ValueError(f"{run}: strategy {config.strategy} has no sub-models to distill")
     return method
 

@@ -20,7 +20,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost, cost
 from wildflower.models.space import Space
 from wildflower.models.vit import VitTiny
-from wildflower.strategies.method import fits
+from wildflower.strategies.pricing import fits
 from wildflower.strategies.search import ExactSearch, PoolSearch
 
 HERE = Path(__file__).resolve().parent

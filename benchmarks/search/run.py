@@ -30,7 +30,7 @@ from wildflower.models.cost import FLOAT_BYTES, Cost, _cost, cost
 from wildflower.models.family import make_family
 from wildflower.models.frontier import BUFFERS, PARAMETERS, Frontier
 from wildflower.models.space import Space
-from wildflower.strategies.method import fits
+from wildflower.strategies.pricing import fits
 from wildflower.strategies.search import ExactSearch, PoolSearch
 
 HERE = Path(__file__).resolve().parent

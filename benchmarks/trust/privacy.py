@@ -26,7 +26,7 @@ from wildflower.client_app import work, worker
 from wildflower.client_app.app import app as client
 from wildflower.messages.orders import KeyBatch
 from wildflower.messages.wire import from_records
-from wildflower.rounds.engine import Scores
+from wildflower.rounds.evaluation import Scores
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.run_folder import read_rounds

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from wildflower.messages.packing import Layout, MessageError
 from wildflower.messages.sums import WeightedSum, flatten
@@ -29,7 +30,17 @@ from wildflower.strategies.hypemefed.layer_hypernetwork import (
     shortfall,
     unit_of_changes,
 )
-from wildflower.strategies.method import ClientContext, ClientStep, Contribution, Order, Setup, State, Trained, Training
+from wildflower.strategies.method import (
+    ClientContext,
+    ClientStep,
+    Contribution,
+    Order,
+    Setup,
+    State,
+    Trained,
+    Training,
+    Traits,
+)
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
@@ -121,7 +132,7 @@ class Upload:
     inputs: dict[Source, Inputs] = field(default_factory=dict)  # what hypernetworks read of its tensors
 
 
-class HypeMeFed(SubModelMethod):
+class HypeMeFed(SubModelMethod[HypeMeFedParams]):
     """W <- mean over devices, weighted by examples, of what they trained and, of some layers, of what is guessed.
 
     A device gets the network up to the deepest exit that it can afford. Layers behind its exit are guessed, one exit
@@ -143,7 +154,6 @@ class HypeMeFed(SubModelMethod):
                 "of their exits have: set hypemefed.exits = true, or hypemefed.generate = 'layers'"
             )
         super().__init__(setup, params, by_exit(setup.family))
-        self.params = params
         found = follow(setup.family, params.generate) if params.fill in ("hypernetwork", "ema") else {}
         # Frozen tensors are the same on all devices, so that they need not be guessed.
         guessed = {
@@ -171,7 +181,7 @@ class HypeMeFed(SubModelMethod):
                 self.hypernetworks[target] = network.to(where)
 
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def check(cls, params: HypeMeFedParams, *, both_models: bool) -> None:
         """A device that trains two models would count twice in the layers that are guessed."""
         if both_models and params.fill != "owners":
             raise ValueError(
@@ -184,10 +194,11 @@ class HypeMeFed(SubModelMethod):
         """The sum of the losses of all exits that the device has."""
         return SumOfExits(all_exits=self.params.exits)
 
+    @override
     @classmethod
-    def averages(cls, params: Any) -> bool:
-        """It does not: hypernetworks learn from every device's own tensors as well."""
-        return False
+    def traits(cls, params: HypeMeFedParams) -> Traits:
+        # Hypernetworks learn from every device's own tensors as well.
+        return replace(super().traits(params), averages=False)
 
     def absorb(self, contribution: Contribution) -> None:
         """Add what the device trained to the running means, and keep what hypernetworks read."""

@@ -14,9 +14,10 @@ from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
-from wildflower.strategies.method import Answer, ClientContext, Training, check_class_counts
+from wildflower.strategies.method import Answer, ClientContext, Training
 from wildflower.strategies.params import Rate
 from wildflower.strategies.shared_losses import Loss, divergence
+from wildflower.strategies.training_steps import check_class_counts
 
 
 class TaughtTraining(Training):

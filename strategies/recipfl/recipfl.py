@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import psutil
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.packing import MessageError
@@ -22,7 +23,6 @@ from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights, par
 from wildflower.models.architecture import Architecture
 from wildflower.plugins.extras import check_installed
 from wildflower.strategies.method import (
-    ClassCounts,
     ClientStep,
     Contribution,
     Group,
@@ -32,6 +32,7 @@ from wildflower.strategies.method import (
     Setup,
     State,
     Trained,
+    Traits,
     of_one_device,
 )
 from wildflower.strategies.params import Params, PositiveRate, Rate
@@ -39,6 +40,7 @@ from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.graph import graph_of
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams, digests
 from wildflower.strategies.submodel import CandidateMethod, first_weights
+from wildflower.strategies.training_steps import ClassCounts
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -90,7 +92,7 @@ class Current:
     kept: Weights
 
 
-class RecipFL(CandidateMethod):
+class RecipFL(CandidateMethod[RecipFLParams]):
     """phi <- Adam(phi, sum over devices k of (d theta_k / d phi)^T (theta_k sent - theta_k returned)).
 
     That is Eq. 4 with the sign mended: as printed the step leads away from what devices returned.
@@ -106,12 +108,10 @@ class RecipFL(CandidateMethod):
     """
 
     params_type: ClassVar[type[Params]] = RecipFLParams
-    takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
         check_installed("torch_geometric", "the hypernetwork of strategy = 'recipfl'")
         super().__init__(setup, params)
-        self.params = params
         self.first_question = ClassCounts() if params.class_counts == "registration" else None
         self.both_models = params.transfer != "none"
         self.graphs = {a: graph_of(setup.family, a) for a in self.candidates}
@@ -154,8 +154,13 @@ class RecipFL(CandidateMethod):
             clients=self.settings.devices if self.params.descriptor == "client" else 0,
         )
 
+    @override
     @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
+    def traits(cls, params: RecipFLParams) -> Traits:
+        return Traits(takes_initial_weights=True)
+
+    @classmethod
+    def check(cls, params: RecipFLParams, *, both_models: bool) -> None:
         """What strong devices train follows from `transfer`."""
         if both_models:
             raise ValueError(

@@ -77,7 +77,7 @@ def test_bounds_hold(a_run, images, tmp_path, monkeypatch):
     with pytest.raises(PredictError, match="21 images: at most 3"):
         predict(a_run[0], images)
     monkeypatch.setattr(module, "MAX_IMAGES", 30)
-    monkeypatch.setattr("wildflower.tasks.images.MAX_PIXELS", 63)
+    monkeypatch.setattr("wildflower.tasks.decoding.MAX_PIXELS", 63)
     assert all(p.problem for p in predict(a_run[0], images))
     facts = module._of_run(a_run[0], "best", None)[1].model_copy(update={"task": "text", "input_shape": [13]})
     monkeypatch.setattr(module, "_of_run", lambda *which: (None, facts))

@@ -35,9 +35,9 @@ from wildflower.messages.sums import SCALE, UNIT, split
 from wildflower.messages.tensor_sets import TensorSet, digest
 from wildflower.messages.wire import from_records
 from wildflower.models.lenet import LeNet5
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.local import TrainingAlone
 from wildflower.strategies.method import Answer, Training
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.tasks.scoring import score
 
 HALF = LENET.width(0.5)
@@ -221,7 +221,7 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
     assert words[2] == "refused: training needs about 1000000 bytes, the budget is 5 bytes"
     assert "width of conv1 must be 1 to 6, not 99" in words[3]
     assert words[4].startswith(
-        "refused: device 2: server and device disagree about the tensor sets of wildflower.strategies.method:T"
+        "refused: device 2: server and device disagree about the tensor sets of wildflower.strategies.training_steps:T"
     )
     assert words[5] == "refused: device 2: points to array 4, but the message carries 1"
     assert words[6] == "failed: IndexError: device 77 is not one of 0 to 3"

@@ -28,7 +28,7 @@ from torch import nn
 
 from tests.client_app.work_orders import CPU, LENET, batch, cut, payload, weights_of, work_order
 from wildflower.cli.probe_command import own_report
-from wildflower.client_app import board_gpu, context, work, worker
+from wildflower.client_app import board_gpu, context, frames, work
 from wildflower.client_app.board_gpu import Untraceable, trace
 from wildflower.client_app.board_link import about
 from wildflower.client_app.context import Chance, DeviceContext, Workplace
@@ -46,13 +46,14 @@ from wildflower.models.vit import VitTiny
 from wildflower.strategies.depthfl import MutualLearningOfExits
 from wildflower.strategies.fedprox import ProximalTraining
 from wildflower.strategies.fjord import OrderedDropout
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
-from wildflower.strategies.method import ClassCounts, Training
+from wildflower.strategies.method import Training
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.scalefl import WeightedExits
 from wildflower.strategies.shared_losses import Regularizer
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.statistics import TakeStatistics
+from wildflower.strategies.training_steps import ClassCounts
 
 BOARD = os.environ.get("WILDFLOWER_BOARD_DEVICE", "cpu")
 ITS_NAME = "cpu" if BOARD == "cpu" else torch.cuda.get_device_name()
@@ -382,8 +383,8 @@ def test_a_trainer_without_memory_is_an_overrun(tmp_path):
         for answer in ({"error": "RuntimeError: CUDA out of memory", "out_of_memory": True}, {"device": "Orin"}):
             link, _ = listener.accept()
             with link:
-                worker.receive(link)
-                worker.send(link, answer, [])
+                frames.receive(link)
+                frames.send(link, answer, [])
 
     with another_trainer(tmp_path, out_of_memory) as path:
         update = parse(Reply, answer(tmp_path, work_order(1), config={"gpu-trainer": str(path)})[0]).updates[0]
@@ -449,8 +450,8 @@ def begin(**changes):
 def test_what_it_is_wrongly_asked_is_said(trainer, header, words):
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(str(trainer))
-        worker.send(link, header, [])
-        answer, _ = worker.receive(link)
+        frames.send(link, header, [])
+        answer, _ = frames.receive(link)
     assert words in answer["error"]
     assert not answer["out_of_memory"]
     assert about(trainer)["device"] == ITS_NAME
@@ -468,13 +469,13 @@ def test_training_that_outgrows_its_order_is_an_overrun(tmp_path):
     def grows(listener):
         link, _ = listener.accept()
         with link:
-            worker.receive(link)
-            worker.send(link, {"begun": True}, [])
-            worker.receive(link)
-            worker.send(link, {"loss": 1.0, "peak_bytes": 10**15}, [])
+            frames.receive(link)
+            frames.send(link, {"begun": True}, [])
+            frames.receive(link)
+            frames.send(link, {"loss": 1.0, "peak_bytes": 10**15}, [])
             with suppress(EOFError, ConnectionResetError):
                 while True:
-                    worker.receive(link)
+                    frames.receive(link)
         listener.close()  # and answers nothing more
 
     with another_trainer(tmp_path, grows) as path:

@@ -22,12 +22,13 @@ from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
 from wildflower.strategies.fedprox import ProximalTraining
 from wildflower.strategies.fjord import OrderedDropout
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.local import TrainingAlone
-from wildflower.strategies.method import Answer, ClassCounts, ClientStep, Training
+from wildflower.strategies.method import Answer, ClientStep, Training
 from wildflower.strategies.scaffold import ControlledTraining
 from wildflower.strategies.shared_losses import Regularizer
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.statistics import TakeStatistics
+from wildflower.strategies.training_steps import ClassCounts
 
 
 def weights(done):

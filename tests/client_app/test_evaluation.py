@@ -19,9 +19,10 @@ from wildflower.messages.tensor_sets import digest
 from wildflower.models.cnn import Cnn3
 from wildflower.models.layers import MeanOfExits
 from wildflower.strategies.depthfl import MutualLearningOfExits
-from wildflower.strategies.heterofl import Masked, MaskedTraining
 from wildflower.strategies.local import TrainingAlone
-from wildflower.strategies.method import ClassCounts, Training
+from wildflower.strategies.method import Training
+from wildflower.strategies.static_norm import Masked, MaskedTraining
+from wildflower.strategies.training_steps import ClassCounts
 from wildflower.tasks.task import load_task
 
 HALF = LENET.width(0.5)
@@ -188,7 +189,7 @@ def test_the_model_that_a_device_keeps_is_scored_without_training_or_after_it(tm
 
 def test_work_that_trains_no_model_cannot_be_scored():
     with pytest.raises(
-        MessageError, match=r"wildflower\.strategies\.method:ClassCounts trained no model that could be"
+        MessageError, match=r"wildflower\.strategies\.training_steps:ClassCounts trained no model that could be"
     ):
         scored(LocalTraining(batch_size=10), local=ClassCounts(), memory_bytes=10**9)
 

@@ -16,7 +16,8 @@ import pytest
 from tests.client_app.work_orders import answers, batch, context, message, payload, report_query, work_order
 from wildflower.client_app import worker
 from wildflower.client_app.app import app
-from wildflower.client_app.worker import MAX_HEADER_BYTES, WorkerError, cause_of_end, oom_kills, receive, send
+from wildflower.client_app.frames import MAX_HEADER_BYTES, receive, send
+from wildflower.client_app.worker import WorkerError, cause_of_end, oom_kills
 from wildflower.messages.orders import NodeReport, Reply, parse
 from wildflower.models.resnet import ResNet18
 

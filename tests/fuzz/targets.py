@@ -64,8 +64,8 @@ from wildflower.server_app import checkpoint
 from wildflower.server_app.checkpoint import Checkpoint, CheckpointError
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import JournalError, read_config, read_devices, read_rounds, read_summary
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.method import LEADING, Order, State, client_step_of
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.device_data import Agreed, Declared, Summary, agree
 

@@ -17,7 +17,9 @@ from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import TensorSpec
-from wildflower.rounds.engine import Engine, Scorer
+from wildflower.rounds.engine import Engine
+from wildflower.rounds.evaluation import Scorer
+from wildflower.rounds.standard_hooks import standard_hooks
 from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     Answer,
@@ -39,7 +41,7 @@ def started_with(kind: type[Method], folder: Path, **changes: Any) -> tuple[Engi
     folder.mkdir(exist_ok=True)
     engine, scorer = started(small_config(folder, **METHODS["all-large"] | changes))
     method = kind(Setup(engine.method.family, engine.settings, (1.0, 0.5, 0.25)), kind.params_type())
-    return Engine(method, engine.population), scorer
+    return Engine(method, engine.population, standard_hooks(engine.settings, engine.population)), scorer
 
 
 # Two tensor sets that are added up with weights of their own, one that is not, and facts.

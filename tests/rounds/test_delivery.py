@@ -14,13 +14,14 @@ from wildflower.models.cost import Cost
 from wildflower.rounds import delivery, scores
 from wildflower.rounds.budgets import MESSAGE_COPIES
 from wildflower.rounds.delivery import Recipient, delivered_models, delivered_on_devices, evenly_spread, represented
-from wildflower.rounds.engine import Scores
+from wildflower.rounds.evaluation import Scores
 from wildflower.server_app.server_scoring import scorer as server_scorer
 from wildflower.strategies.fedavg import FedAvg, FedAvgParams
 from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
 from wildflower.strategies.local import LocalOnly
-from wildflower.strategies.method import Order, fits
+from wildflower.strategies.method import Order
 from wildflower.strategies.params import Params
+from wildflower.strategies.pricing import fits
 from wildflower.tasks.metrics import ACCURACY, MeanAbsoluteError, Pearson
 from wildflower.tasks.scoring import test_part as part_of_test
 from wildflower.tasks.task import TaskSpec, load_task
@@ -37,7 +38,7 @@ def by_width(model):
 def test_the_mean_is_over_all_devices_also_those_that_were_never_sampled(tmp_path):
     """Three devices of widths 1, 1/2 and 1/4: (0.9 + 0.6 + 0.3) / 3 = 0.6, before any of them has trained."""
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden()), HeteroFLParams()), tmp_path)
-    found = engine.evaluate(GRID, by_width)
+    found = engine.evaluation.evaluate(GRID, by_width)
     assert found.score == 0.9
     assert found.score_by_tier == {}  # nobody has been given anything yet
     assert found.delivered.score == pytest.approx(0.6)
@@ -49,7 +50,7 @@ def test_the_mean_is_over_all_devices_also_those_that_were_never_sampled(tmp_pat
 def test_of_many_devices_the_journal_does_not_have_each(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "MAX_TOLD", 2)
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden()), HeteroFLParams()), tmp_path)
-    found = engine.evaluate(GRID, by_width)
+    found = engine.evaluation.evaluate(GRID, by_width)
     assert found.score_by_device is None
     assert found.delivered.devices == 3
 
@@ -57,7 +58,7 @@ def test_of_many_devices_the_journal_does_not_have_each(tmp_path, monkeypatch):
 def test_a_device_that_is_given_nothing_counts_as_0_and_is_told(tmp_path):
     """Only the first of three devices affords the whole model: 0.9 / 3 = 0.3."""
     engine = engine_of(FedAvg(setup(tmp_path, OneHidden()), FedAvgParams(use="exclusive")), tmp_path)
-    found = engine.evaluate(GRID, by_width).delivered
+    found = engine.evaluation.evaluate(GRID, by_width).delivered
     assert found.score == pytest.approx(0.3)
     assert found.score_by_tier == {"whole": 0.9, "half": 0.0, "quarter": 0.0}
     assert (found.devices, found.without) == (3, 2)
@@ -65,23 +66,23 @@ def test_a_device_that_is_given_nothing_counts_as_0_and_is_told(tmp_path):
 
 def test_what_no_budget_allows_is_told(tmp_path):
     engine = engine_of(FedAvg(setup(tmp_path, OneHidden()), FedAvgParams(use="all-large")), tmp_path)
-    found = engine.evaluate(GRID, by_width).delivered
+    found = engine.evaluation.evaluate(GRID, by_width).delivered
     assert (found.score, found.without, found.beyond) == (pytest.approx(0.9), 0, 2)
 
 
 def test_each_model_is_scored_once(tmp_path):
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden()), HeteroFLParams()), tmp_path)
-    engine.tier_architectures = {"half": OneHidden().width(0.5), "quarter": OneHidden().width(0.5)}
+    engine.asking.tier_architectures = {"half": OneHidden().width(0.5), "quarter": OneHidden().width(0.5)}
     asked = []
-    engine.evaluate(GRID, lambda model: asked.append(model.architecture) or by_width(model))
+    engine.evaluation.evaluate(GRID, lambda model: asked.append(model.architecture) or by_width(model))
     assert sorted(a.to_json()["widths"] for a in asked) == [[1], [2], [4]]
 
 
 def test_the_model_of_a_tier_is_the_one_that_it_would_be_given(tmp_path):
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden()), HeteroFLParams()), tmp_path)
-    engine.tier_architectures = {"quarter": OneHidden().full(), "gone": OneHidden().width(0.5)}
-    engine.evaluate(GRID, by_width)
-    assert engine.models_of_tiers == {
+    engine.asking.tier_architectures = {"quarter": OneHidden().full(), "gone": OneHidden().width(0.5)}
+    engine.evaluation.evaluate(GRID, by_width)
+    assert engine.evaluation.models_of_tiers == {
         "whole": OneHidden().full(),
         "half": OneHidden().width(0.5),
         "quarter": OneHidden().width(0.25),
@@ -91,7 +92,7 @@ def test_the_model_of_a_tier_is_the_one_that_it_would_be_given(tmp_path):
 
 def test_without_tiers_nothing_is_looked_up(tmp_path):
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), evaluate_tiers=False), HeteroFLParams()), tmp_path)
-    assert engine.evaluate(GRID, by_width).delivered is None
+    assert engine.evaluation.evaluate(GRID, by_width).delivered is None
 
 
 @pytest.mark.thorough
@@ -187,18 +188,18 @@ def test_who_trains_alone_has_nothing_before(tmp_path):
     engine = engine_of(method, tmp_path)
     method.trained = {0: OneHidden().full()}
     assert [method.has_model(device) for device in range(3)] == [True, False, False]
-    engine._own_by_tier = {"whole": 0.6}
-    found = engine._delivered_there(engine._recipients(GRID), None)
+    engine.evaluation.own_by_tier = {"whole": 0.6}
+    found = engine.evaluation._delivered_there(engine.evaluation._recipients(GRID), None)
     assert (found.score, found.without) == (pytest.approx(0.2), 2)
 
 
 def test_the_newest_scores_of_tiers_outlive_a_restart(tmp_path):
     engine = engine_of(LocalOnly(setup(tmp_path, OneHidden()), Params()), tmp_path)
-    engine._own_by_tier = {"whole": 0.6}
+    engine.evaluation.own_by_tier = {"whole": 0.6}
     state = engine.state()
     again = engine_of(LocalOnly(setup(tmp_path, OneHidden()), Params()), tmp_path)
     again.load(state)
-    assert again._own_by_tier == {"whole": 0.6}
+    assert again.evaluation.own_by_tier == {"whole": 0.6}
 
 
 # What no model is worth -------------------------------------------------------------------------------------------
@@ -243,18 +244,18 @@ def test_a_device_gets_the_best_that_fits_and_counts_with_what_it_was_not_chosen
     On the others they score 0.6 and 0.4: (0.6 + 0.6 + 0.4) / 3.
     """
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
-    found = engine.evaluate(GRID, by_parts({4: 0.2, 2: 0.9, 1: 0.8}, {4: 0.7, 2: 0.6, 1: 0.4})).delivered
+    found = engine.evaluation.evaluate(GRID, by_parts({4: 0.2, 2: 0.9, 1: 0.8}, {4: 0.7, 2: 0.6, 1: 0.4})).delivered
     assert found.score_by_tier == {"whole": 0.6, "half": 0.6, "quarter": 0.4}
     assert found.score == pytest.approx(1.6 / 3)
     half, quarter = OneHidden().width(0.5), OneHidden().width(0.25)
-    assert engine.models_of_tiers == {"whole": half, "half": half, "quarter": quarter}
+    assert engine.evaluation.models_of_tiers == {"whole": half, "half": half, "quarter": quarter}
 
 
 def test_of_equally_good_models_a_device_gets_the_largest(tmp_path):
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
     same = dict.fromkeys((4, 2, 1), 0.5)
-    engine.evaluate(GRID, by_parts(same, same))
-    assert engine.models_of_tiers["whole"] == OneHidden().full()
+    engine.evaluation.evaluate(GRID, by_parts(same, same))
+    assert engine.evaluation.models_of_tiers["whole"] == OneHidden().full()
 
 
 @pytest.mark.parametrize(
@@ -275,12 +276,12 @@ def test_the_smallest_model_that_is_trained_beside_is_for_whoever_affords_it(del
         found = by_parts(parts, parts)(model)
         return found._replace(score=found.rest)
 
-    found = engine.evaluate(GRID, scorer)
+    found = engine.evaluation.evaluate(GRID, scorer)
     assert found.delivered.score_by_tier == by_tier
     assert found.delivered.score == pytest.approx(sum(by_tier.values()) / 3)
     assert (found.delivered.devices, found.delivered.without, found.delivered.beyond) == (3, without, 0)
     if without == 0:
-        assert engine.models_of_tiers == dict.fromkeys(("whole", "half", "quarter"), OneHidden().width(0.25))
+        assert engine.evaluation.models_of_tiers == dict.fromkeys(("whole", "half", "quarter"), OneHidden().width(0.25))
 
 
 @pytest.mark.parametrize(("allowed", "score", "without"), [(1.0, 0.9, 0), (0.99, 0.0, 1)])
@@ -300,26 +301,26 @@ def test_a_device_without_an_order_holds_the_message_of_what_it_is_delivered_in_
     engine = engine_of(FedAvg(made, FedAvgParams(use="exclusive")), tmp_path)
     smallest = OneHidden().width(0.25)
     training = engine.method.cost(smallest).peak_training_memory_bytes
-    message = MESSAGE_COPIES * engine._sent_bytes(Order(2, smallest))
-    monkeypatch.setattr(engine, "_trains_beside_message", lambda device: True)
+    message = MESSAGE_COPIES * engine.asking.sent_bytes(Order(2, smallest))
+    monkeypatch.setattr(engine.asking, "_trains_beside_message", lambda device: True)
     for memory, affords in ((training, False), (training + message, True)):
-        monkeypatch.setattr("wildflower.rounds.engine.budget_in_round", lambda *_, memory=memory: Budget(memory))
-        budget = engine._recipients(GRID)[2].budget
+        monkeypatch.setattr("wildflower.rounds.asking.budget_in_round", lambda *_, memory=memory: Budget(memory))
+        budget = engine.evaluation._recipients(GRID)[2].budget
         assert fits(engine.method.cost(smallest), budget) == affords
 
 
 def test_devices_do_not_score_what_only_held_out_examples_can_choose(tmp_path, monkeypatch):
     """`wildflower.server_app.app.build` refuses such a run before; no engine passes over it in silence."""
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
-    monkeypatch.setattr(engine, "own", object())
+    monkeypatch.setattr(engine.evaluation, "own", object())
     with pytest.raises(ValueError, match="needs a test set on the server"):
-        engine.evaluate(GRID, None)
+        engine.evaluation.evaluate(GRID, None)
 
 
 def test_a_scorer_without_held_out_examples_is_refused(tmp_path):
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
     with pytest.raises(ValueError, match="deliver = 'best' needs a scorer"):
-        engine.evaluate(GRID, by_width)
+        engine.evaluation.evaluate(GRID, by_width)
 
 
 def test_the_parts_of_the_test_set_are_a_fifth_and_the_others(tmp_path):

@@ -12,7 +12,7 @@ from wildflower.messages.orders import Batch, Reply
 from wildflower.messages.wire import from_records
 from wildflower.rounds import requests
 from wildflower.rounds.round_records import PARTS
-from wildflower.strategies import method as contract
+from wildflower.strategies import contract_values
 from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
 from wildflower.strategies.method import Stopwatch
 
@@ -227,7 +227,7 @@ def test_the_learning_rate_follows_a_cosine(tmp_path):
 
 def test_no_second_is_noted_twice(monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr(contract, "time", clock)
+    monkeypatch.setattr(contract_values, "time", clock)
     stopwatch = Stopwatch()
     with stopwatch.timed("finish"):
         clock.sleep(1)
@@ -270,12 +270,12 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
     engine, scorer = started(config)
     found = []
 
-    def seen(*arguments, of=engine._statistics):
+    def seen(*arguments, of=engine.evaluation._statistics):
         work, statistics = of(*arguments)
         found.append(len({a.device for a in work.assignments}))
         return work, statistics
 
-    monkeypatch.setattr(engine, "_statistics", seen)
+    monkeypatch.setattr(engine.evaluation, "_statistics", seen)
     engine.run_round(simulated_grid(), 1, scorer)
     assert found == [asked]
     assert engine.settings.statistics_examples == config.statistics.examples == 7
@@ -300,9 +300,9 @@ def test_a_reply_lets_go_of_its_arrays_before_it_is_merged(tmp_path, monkeypatch
 
 def test_orders_for_statistics_are_told_as_orders_for_scoring(tmp_path, caplog):
     engine, _ = started(small_config(tmp_path, **METHODS["heterofl"]))
-    model = engine._models(simulated_grid(2))[engine.method.scored_architecture]
-    asked, _ = engine._statistics([0, 1], 2, model)
+    model = engine.evaluation._models(simulated_grid(2))[engine.method.scored_architecture]
+    asked, _ = engine.evaluation._statistics([0, 1], 2, model)
     caplog.clear()
     asked.assignments[0].outcome = "refused: cat.png is broken"
-    engine.settle(asked)
+    engine.sending.settle(asked)
     assert "1 of 2 work orders for scoring (statistics of batch norm) refused: cat.png is broken" in caplog.text

@@ -6,7 +6,8 @@ from tests.small_run import METHODS, FakeTime, connected_grid, simulated_grid, s
 from wildflower.messages.orders import Batch
 from wildflower.messages.wire import from_records
 from wildflower.server_app.checkpoint import Checkpoint, load, save
-from wildflower.strategies.method import ClassCounts, client_step_of
+from wildflower.strategies.method import client_step_of
+from wildflower.strategies.training_steps import ClassCounts
 from wildflower.tasks.task import TaskSpec, load_task
 
 

@@ -110,7 +110,7 @@ def test_without_a_scorer_the_server_scores_nothing_and_evaluate_fn_can(tmp_path
 def test_a_method_is_started_once(tmp_path, monkeypatch):
     engine, scorer = started(config(tmp_path, "all-large"))
     calls = []
-    monkeypatch.setattr(engine.method, "start", lambda: calls.append(engine.round))
+    monkeypatch.setattr(engine.method, "start", lambda: calls.append(engine.method.round))
     FlowerStrategy(engine, scorer).start(simulated_grid(), IGNORED, num_rounds=2)
     assert calls == [1]
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -154,13 +153,6 @@ def test_the_state_is_small_json_and_restores_who_holds_what():
     for device, arch in ((0, ONE), (0, TWO), (0, THREE), (1, ONE), (7, TWO), (200, ONE)):
         assert again.owed(device, arch, LEADING) == frozen.owed(device, arch, LEADING)
     assert again.state() == frozen.state()
-
-
-def test_devices_of_a_checkpoint_of_an_earlier_version_are_sent_it_again():
-    frozen = Frozen(FAMILY, drawn())
-    frozen.load({"0": ["0" * 64]})
-    assert frozen.held == {}
-    assert frozen.owed(0, replace(ONE), LEADING).nbytes > 0
 
 
 def test_selections_that_change_every_round_leave_few_parts(tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ class Costs:
 @pytest.fixture
 def costs(monkeypatch):
     found = Costs()
-    monkeypatch.setattr("wildflower.rounds.engine.read_reply", found.read)
+    monkeypatch.setattr("wildflower.rounds.sending.read_reply", found.read)
     return found
 
 

@@ -18,8 +18,9 @@ from wildflower.messages.flower_records import make_records
 from wildflower.messages.masks import Secrets, digest_of_members, hash_of_share, seal, split_seed
 from wildflower.messages.orders import KeyAnswer, KeyReply, Member, Reply
 from wildflower.messages.wire import from_records, to_records
-from wildflower.rounds.engine import Engine, RoundResult
+from wildflower.rounds.engine import Engine
 from wildflower.rounds.quarantine import MAX_REFUSALS
+from wildflower.rounds.round_records import RoundResult
 
 LIAR = 2  # among the first seven, whose shares are tried first
 TEN = {

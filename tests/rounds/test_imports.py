@@ -6,8 +6,9 @@ import pytest
 
 from tests.programs import run_python
 from tests.small_run import METHODS, small_config, started
-from wildflower.strategies.method import ClassCounts, Order
+from wildflower.strategies.method import Order
 from wildflower.strategies.statistics import TakeStatistics
+from wildflower.strategies.training_steps import ClassCounts
 
 HEAVY = ["torchvision", "torch_geometric", "transformers", "ray", "pandas", "datasets", "sklearn"]
 HEAVY += ["matplotlib", "plotly", "tensorboard", "hypothesis"]

@@ -63,7 +63,7 @@ def test_personal_evaluation_leaves_room_for_the_message_too(tmp_path, monkeypat
     needed = costs(engine)
     device_with(monkeypatch, with_message(needed[1.0]) - 1)
     grid = connected_grid(1, tmp_path)
-    engine.evaluate_personally(grid)
+    engine.evaluation.evaluate_personally(grid)
     [order] = [o for m in grid.sent if m.metadata.message_type == "evaluate" for o in evaluation_orders(m)]
     assert order.predicted_memory_bytes == needed[0.5].peak_training_memory_bytes <= order.memory_bytes
     assert order.memory_bytes + MESSAGE_COPIES * needed[0.5].payload_bytes <= with_message(needed[1.0]) - 1
@@ -78,7 +78,7 @@ def test_statistics_are_taken_where_the_message_fits_beside(missing_bytes, tmp_p
     device_with(monkeypatch, free_bytes)
     grid = connected_grid(1, tmp_path)
     engine.population.everyone(grid)
-    engine.evaluate(grid, scorer)
+    engine.evaluation.evaluate(grid, scorer)
     [order] = [order for m in grid.sent if m.metadata.message_type == "train" for order in work_orders(m)]
     expected = costs(engine)[1.0].peak_training_memory_bytes
     assert order.memory_bytes == (0 if missing_bytes else expected)  # 0: no limit, since it is beyond the budget
@@ -181,14 +181,6 @@ def test_a_resumed_run_remembers_who_overran(tmp_path, monkeypatch):
     resumed, _ = started(small_config(tmp_path, **HARDWARE))
     resumed.load(engine.state())
     assert resumed.population.memory_factor(0) == engine.population.memory_factor(0) < 0.5
-
-
-def test_a_checkpoint_without_factors_lowers_nobody(tmp_path):
-    engine, _ = started(small_config(tmp_path, **HARDWARE))
-    state = engine.state()
-    del state.values["memory_factors"]
-    engine.load(state)
-    assert engine.population.state_dict()["memory_factors"] == {}
 
 
 def test_a_device_that_could_afford_nothing_is_asked_again_in_the_next_round(tmp_path, monkeypatch):

@@ -353,7 +353,8 @@ def test_what_nodes_left_out_of_their_folders_is_in_the_log(tmp_path, caplog):
         assert f"Data of devices 0, 1, 2, 3: {told}: 4, such as " in caplog.text
         caplog.clear()
         # One that comes late tells as well.
-        own.refused(2)
+        refused = mock.Mock(device=2, outcome="refused: its folder has changed")
+        own.after_exchange(mock.Mock(assignments=[refused]))
         population = mock.Mock(nodes=lambda grid, devices, budgets: [device + 1 for device in devices], busy=set())
         population.poll_seconds = 0.1
         assert own.admit(grid, [2], population) == {}

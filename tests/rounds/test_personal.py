@@ -12,8 +12,8 @@ from wildflower.messages.packing import Layout, unpack
 from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
 from wildflower.server_app.config import ConfigError
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.method import client_step_of
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.tasks.scoring import score
 from wildflower.tasks.task import TaskSpec, load_task
 
@@ -133,7 +133,7 @@ def test_without_epochs_the_model_is_scored_as_it_is_given(tmp_path, monkeypatch
 
     engine, grid, _ = a_round(tmp_path, **{"personal.epochs": 0, "personal.every": 4})
     monkeypatch.setattr(evaluation, "do_order", no_training)
-    found = engine.evaluate_personally(grid)
+    found = engine.evaluation.evaluate_personally(grid)
     task = load_task(TaskSpec.from_json(asked(grid)[0][0].task))
     model = engine.method.family.build(engine.method.family.full())
     model.load_state_dict(engine.method.weights)
@@ -181,7 +181,7 @@ def test_devices_keep_nothing_of_it(tmp_path):
     engine, grid, _ = a_round(tmp_path, "local", **{"devices-per-round": 3, "personal.every": 4})
     folder = tmp_path / "runs" / "small" / "device-state"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found = engine.evaluate_personally(grid)
+    found = engine.evaluation.evaluate_personally(grid)
     assert found.devices == 6  # also those that have no model yet: they begin with one of their own
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert len(before) == 3
@@ -207,7 +207,7 @@ def test_on_hardware_every_connected_device_takes_part(tmp_path):
     assert sum(order.memory_bytes > 0 for batch in batches for order in batch.orders) == 4
     del grid.contexts[2]
     grid.broken = {3: 5}
-    found = engine.evaluate_personally(grid)
+    found = engine.evaluation.evaluate_personally(grid)
     assert (found.devices, found.failed) == (2, 1)
 
 

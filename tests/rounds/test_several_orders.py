@@ -55,7 +55,7 @@ def by_hand(folder, answer):
     """A round of three devices that can afford both models."""
     made = replace(setup(folder, OneHidden()), both_models=True)
     engine = engine_of(FedAvg(made, FedAvgParams(use="exclusive")), folder)
-    engine.budget = lambda device, wanted: Budget(10**9)
+    engine.asking.budget = lambda device, wanted: Budget(10**9)
     devices = Devices(made.family, answer)
     return engine, engine.run_round(devices.grid, 1, no_scores)
 
@@ -70,7 +70,7 @@ def test_both_models_of_every_device_count_in_the_mean(tmp_path):
     assert engine.method.weights[FC].flatten().tolist() == [4.5, 3, 3, 3]
     lines = [(d["device"], d["architecture"]["widths"], d["outcome"]) for d in result.devices]
     assert sorted(lines) == [(d, [w], "trained") for d in (0, 1, 2) for w in (1, 4)]
-    assert engine.tier_architectures == {tier: OneHidden().full() for tier in ("whole", "half", "quarter")}
+    assert engine.asking.tier_architectures == {tier: OneHidden().full() for tier in ("whole", "half", "quarter")}
 
 
 @pytest.mark.thorough

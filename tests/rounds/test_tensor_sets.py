@@ -6,7 +6,8 @@ from tests.rounds.methods import FAULTS, HalfUp, Several, started_with
 from tests.small_run import changed_reply, connected_grid, same_bits, simulated_grid
 from wildflower.messages.orders import Batch, Reply, SumHeader
 from wildflower.messages.wire import from_records, to_records
-from wildflower.strategies.method import Order, tensor_set_bytes
+from wildflower.strategies.method import Order
+from wildflower.strategies.pricing import tensor_set_bytes
 
 ALL = {"devices_per_round": 6}
 HARDWARE = {"fleet": "", "devices": 4, "devices_per_round": 4}

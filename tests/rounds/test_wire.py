@@ -266,7 +266,7 @@ def test_late_devices_go_by_what_travels(tmp_path):
         (tmp_path / "six.toml").write_text(FLEET_OF_TWO_LINKS)
         engine, _ = build(config)
         engine.start()
-        work = engine.begin(simulated_grid(), 1)
+        work = engine.begin(simulated_grid(), 1).asked
         outcomes[wire] = {a.device: a.outcome for a in work.assignments}
     assert outcomes == {"float32": {0: "", 1: "", 2: "late"}, "int8": {0: "", 1: "", 2: ""}}
 

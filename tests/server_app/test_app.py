@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 
 from tests.own_folders import digits, npz_folder
 from tests.small_run import FLEET, METHODS, FakeTime, by_method, connected_grid, same_bits, simulated_grid, small_config
-from wildflower.rounds import engine
+from wildflower.rounds import asking
 from wildflower.rounds.population import NoNodesError
 from wildflower.server_app import checkpoint
 from wildflower.server_app.app import app, build, run, run_folder
@@ -632,13 +632,13 @@ def test_a_warning_names_a_model_in_few_words(tmp_path, caplog):
 
 def test_a_run_in_which_somebody_trained_once_has_finished(tmp_path, monkeypatch, caplog):
     """In the first round; then nobody has memory. A resumed run knows of it."""
-    budget = engine.budget_in_round
+    budget = asking.budget_in_round
 
     def soon_poor(device, population, settings):
         whole = budget(device, population, settings)
         return replace(whole, memory_bytes=0) if population.now_seconds else whole
 
-    monkeypatch.setattr(engine, "budget_in_round", soon_poor)
+    monkeypatch.setattr(asking, "budget_in_round", soon_poor)
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1))
     run(simulated_grid(), small_config(tmp_path, rounds=5, evaluate_every=9, resume=True))
     assert [record.devices_replied for record in read_rounds(run_dir)] == [4, 0, 0, 0, 0]

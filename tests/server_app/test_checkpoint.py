@@ -177,19 +177,6 @@ def test_sums_are_those_of_sha256sum(tmp_path):
     assert (folder / "SHA256SUMS").read_text() == "".join(lines)
 
 
-def test_what_an_earlier_version_kept_is_read_and_replaced(tmp_path):
-    save(tmp_path, of_round(4))
-    folder = tmp_path / "checkpoint"
-    for name in ("state.safetensors", "state.json"):
-        (folder / "round-4" / name).rename(folder / name)
-    shutil.rmtree(folder / "round-4")
-    assert checkpoint.exists(tmp_path)
-    assert round_in(tmp_path) == 4
-    save(tmp_path, of_round(5))
-    assert round_in(tmp_path) == 5
-    assert [path.name for path in folder.iterdir()] == ["round-5"]
-
-
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"round": 1}', '{"round": "x", "now_seconds": 0, "values": {}}']
 )

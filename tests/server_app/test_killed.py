@@ -221,8 +221,8 @@ def takes_in_round_2(engine, work, *args) -> bool:
 
 # Of the server's process: in the middle of its round, between the journal and the checkpoint, and while it writes that.
 SERVER = {
-    "while devices train": ("stateful", "wildflower.rounds.engine:Engine.take", takes_in_round_2),
-    "while devices are masked": ("secure", "wildflower.rounds.engine:Engine.take", takes_in_round_2),
+    "while devices train": ("stateful", "wildflower.rounds.sending:Sending.take", takes_in_round_2),
+    "while devices are masked": ("secure", "wildflower.rounds.sending:Sending.take", takes_in_round_2),
     "after the journal": (
         "stateful",
         "wildflower.server_app.journal:Journal.write_round",

@@ -13,7 +13,7 @@ from fake_runs import CONFIG
 from tests.small_run import METHODS, by_method, connected_grid, simulated_grid, small_config
 from wildflower.models.architecture import Architecture
 from wildflower.models.layers import lighten
-from wildflower.rounds.engine import Scores
+from wildflower.rounds.evaluation import Scores
 from wildflower.server_app import app
 from wildflower.server_app.app import build, run
 from wildflower.server_app.journal import Journal
@@ -216,7 +216,7 @@ def test_a_tiers_best_is_that_of_its_own_score_and_without_one_the_newest(tmp_pa
     engine, scorer = build(small_config(tmp_path, **keys))
     engine.run_round(simulated_grid(), 1, scorer)
     task = load_task(TaskSpec.from_json(engine.settings.task))
-    by_tier = engine.models_of_tiers
+    by_tier = engine.evaluation.models_of_tiers
     assert by_tier["whole"] == engine.method.scored_architecture
     assert len({*by_tier.values()}) == 3
     for number, (whole, half, quarter) in enumerate([(0.9, 0.45, 0.2), (0.8, 1.0, 0.2), (0.7, 0.6, 0.1)], start=1):
@@ -261,10 +261,10 @@ def write(run_dir, trained, number, scores=None):
     """What round `number` would leave: round and accuracy are `number`, and so is every weight."""
     engine, task = trained
     engine.method.round = number
-    for model in engine.scored.values():
+    for model in engine.evaluation.scored.values():
         for value in model.weights.values():
             value.fill_(number)
-    engine.model_scores = scores or dict.fromkeys(engine.scored, number / 10)
+    engine.evaluation.model_scores = scores or dict.fromkeys(engine.evaluation.scored, number / 10)
     save_models(run_dir, engine, task)
 
 
@@ -325,11 +325,11 @@ def test_an_evaluation_without_the_global_model_is_the_best_only_until_one_has_i
     engine, scorer = build(small_config(tmp_path, **METHODS["heterofl"] | {"evaluate-every": 1}))
     engine.run_round(simulated_grid(), 1, scorer)
     task = load_task(TaskSpec.from_json(engine.settings.task))
-    of_tiers = {a: model for a, model in engine.scored.items() if a != engine.method.scored_architecture}
-    tier = next(tier for tier, a in engine.models_of_tiers.items() if a in of_tiers)
+    of_tiers = {a: model for a, model in engine.evaluation.scored.items() if a != engine.method.scored_architecture}
+    tier = next(tier for tier, a in engine.evaluation.models_of_tiers.items() if a in of_tiers)
     best = []
-    for number, scored in enumerate([of_tiers, of_tiers, engine.scored, of_tiers], start=1):
-        with mock.patch.object(engine, "scored", scored):
+    for number, scored in enumerate([of_tiers, of_tiers, engine.evaluation.scored, of_tiers], start=1):
+        with mock.patch.object(engine.evaluation, "scored", scored):
             write(tmp_path, (engine, task), number)
         best.append(json.loads((tmp_path / "models" / "best" / "models.json").read_text())["round"])
     assert best == [1, 2, 3, 3]
@@ -342,7 +342,7 @@ def test_the_best_model_of_a_tier_is_best_on_the_tiers_own_devices(tmp_path, tra
     """Where devices test, a model that several tiers have is better on some of them than on others."""
     engine, _ = trained
     for number, of_half in ((1, 0.8), (2, 0.6), (3, 0.7)):
-        with mock.patch.object(engine, "tier_scores", {"half": of_half}):
+        with mock.patch.object(engine.evaluation, "tier_scores", {"half": of_half}):
             write(tmp_path, trained, number)  # over all devices each is better than the one before
     assert (load_model(tmp_path)[1].round, load_model(tmp_path)[1].model.score) == (3, 0.3)
     found = load_model(tmp_path, "best", "half")[1]
@@ -350,8 +350,8 @@ def test_the_best_model_of_a_tier_is_best_on_the_tiers_own_devices(tmp_path, tra
     assert load_model(tmp_path, "best", "quarter")[1].round == 3
     # Where no device of the tier has scored it, how others did makes it no tier's best.
     with (
-        mock.patch.object(type(engine), "tests_on_devices", True),
-        mock.patch.object(engine, "tier_scores", {"quarter": 0.1}),
+        mock.patch.object(type(engine.evaluation), "tests_on_devices", True),
+        mock.patch.object(engine.evaluation, "tier_scores", {"quarter": 0.1}),
     ):
         write(tmp_path, trained, 9)
     assert load_model(tmp_path)[1].round == 9
@@ -361,7 +361,7 @@ def test_the_best_model_of_a_tier_is_best_on_the_tiers_own_devices(tmp_path, tra
 def test_a_run_that_goes_on_from_a_round_has_no_models_of_later_ones(tmp_path, trained):
     """Scores are the same in both evaluations, so that the best is that of the first."""
     for number in (1, 2):
-        write(tmp_path, trained, number, dict.fromkeys(trained[0].scored, 0.5))
+        write(tmp_path, trained, number, dict.fromkeys(trained[0].evaluation.scored, 0.5))
     drop_models_after(tmp_path, 1)
     assert json.loads((tmp_path / "models" / "best" / "models.json").read_text())["round"] == 1
     assert not (tmp_path / "models" / "newest").exists()
@@ -381,7 +381,7 @@ def test_a_best_that_cannot_be_read_does_not_stop_a_run(tmp_path, trained):
 
 def test_models_that_there_are_not_are_named(tmp_path, trained):
     write(tmp_path, trained, 1)
-    tiers = ", ".join(sorted(trained[0].scored_tiers))
+    tiers = ", ".join(sorted(trained[0].evaluation.scored_tiers))
     with pytest.raises(ModelError, match=f"holds no model of a tier 'huge'; there are {tiers}$"):
         load_model(tmp_path, tier="huge")
     with pytest.raises(ModelError, match="which = 'last': a run has a 'best' and a 'newest' evaluation"):

@@ -12,6 +12,7 @@ from tests.server_app.fake_runs import CONFIG, a_device, a_round
 from wildflower.server_app import trackers
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import JournalError
+from wildflower.server_app.run_hooks import Tracking
 
 
 class FakeMLflow(ModuleType):
@@ -85,7 +86,7 @@ def mlflow(monkeypatch):
 
 def test_mlflow_has_a_runs_settings_and_rounds(mlflow, tmp_path):
     many = {f"key-{number}": number for number in range(150)}
-    journal = Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"} | many, resume=False)
+    journal = Tracked(tmp_path / "one", CONFIG | {"tracker": "mlflow"} | many, resume=False)
     tiers = {"a:b": 0.5}
     journal.write_round(a_round(1, score_by_tier=tiers, loss=math.nan, epsilon=None), [a_device(1, 0)])
     journal.finish("finished")
@@ -103,16 +104,16 @@ def test_mlflow_has_a_runs_settings_and_rounds(mlflow, tmp_path):
 
 def test_a_run_that_goes_on_is_the_same_run_over_there(mlflow, tmp_path):
     config = CONFIG | {"tracker": "mlflow"}
-    journal = Journal.open(tmp_path / "one", config, resume=False)
+    journal = Tracked(tmp_path / "one", config, resume=False)
     journal.write_round(a_round(1), [])
     journal.finish("failed", "a fault")
     (run,) = mlflow.runs.values()
     assert run.status == "FAILED"
-    journal = Journal.open(tmp_path / "one", config, resume=True)
+    journal = Tracked(tmp_path / "one", config, resume=True)
     assert run.status == "RUNNING"
     journal.write_round(a_round(2), [])
     journal.finish("finished")
-    Journal.open(tmp_path / "two", config, resume=False)
+    Tracked(tmp_path / "two", config, resume=False)
     assert {step for _, _, step in run.metrics} == {1, 2}
     assert mlflow.experiments == ["wildflower"]
     assert len(mlflow.runs) == 2
@@ -120,7 +121,7 @@ def test_a_run_that_goes_on_is_the_same_run_over_there(mlflow, tmp_path):
 
 def test_a_run_may_go_on_with_another_tracker_or_none(mlflow, tmp_path):
     for number, tracker in ((1, "mlflow"), (2, "")):
-        journal = Journal.open(tmp_path / "one", CONFIG | {"tracker": tracker}, resume=number > 1)
+        journal = Tracked(tmp_path / "one", CONFIG | {"tracker": tracker}, resume=number > 1)
         journal.write_round(a_round(number), [])
         journal.finish("finished")
     (run,) = mlflow.runs.values()
@@ -128,7 +129,7 @@ def test_a_run_may_go_on_with_another_tracker_or_none(mlflow, tmp_path):
 
 
 def test_a_tracker_that_breaks_off_does_not_end_the_run(mlflow, tmp_path, caplog):
-    journal = Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)
+    journal = Tracked(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)
     journal.write_round(a_round(1), [])
     mlflow.broken_from = 2
     journal.write_round(a_round(2), [])
@@ -138,6 +139,25 @@ def test_a_tracker_that_breaks_off_does_not_end_the_run(mlflow, tmp_path, caplog
         "mlflow takes no more figures, from round 2 on: OSError: no route to host. The run goes on, and its journal "
         "has them"
     ]
+
+
+class Tracked:
+    """A journal and the tracker beside it, as in a run."""
+
+    def __init__(self, run_dir, config, resume):
+        self.journal = Journal.open(run_dir, config, resume)
+        self.tracker = trackers.open_tracker(config["tracker"], run_dir, config) if config["tracker"] else None
+
+    def write_round(self, record, devices):
+        self.journal.write_round(record, devices)
+        if self.tracker is not None:
+            Tracking(self.tracker).at_end(SimpleNamespace(number=record["round"], record=record))
+
+    def finish(self, status, error=None):
+        summary = self.journal.finish(status, error)
+        if self.tracker is not None:
+            self.tracker.end(status)
+        return summary
 
 
 class Slow:
@@ -185,12 +205,12 @@ def test_a_tracker_that_hangs_does_not_hold_the_end_of_a_run(monkeypatch, caplog
 def test_a_tracker_that_cannot_begin_stops_the_run_before_its_first_round(mlflow, tmp_path, monkeypatch):
     mlflow.broken = True
     with pytest.raises(JournalError, match="tracker = 'mlflow': OSError: no route to host"):
-        Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)
+        Tracked(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)
     monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
     with pytest.raises(JournalError, match=r"tracker = 'wandb' needs wandb, .*pip install .*--editable '\.\[wandb\]'"):
-        Journal.open(tmp_path / "two", CONFIG | {"tracker": "wandb"}, resume=False)
+        Tracked(tmp_path / "two", CONFIG | {"tracker": "wandb"}, resume=False)
     mlflow.broken = False
-    Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)  # the same name may begin again
+    Tracked(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)  # the same name may begin again
 
 
 def test_wandb_has_them_too(tmp_path, monkeypatch):
@@ -198,7 +218,7 @@ def test_wandb_has_them_too(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     for resume in (False, True):
-        journal = Journal.open(tmp_path / "one", CONFIG | {"tracker": "wandb"}, resume=resume)
+        journal = Tracked(tmp_path / "one", CONFIG | {"tracker": "wandb"}, resume=resume)
         journal.write_round(a_round(1 + resume), [])
         journal.finish("finished")
     first, again = [begun["id"] for begun in wandb.begun]

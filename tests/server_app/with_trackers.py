@@ -10,17 +10,17 @@ import mlflow
 import wandb  # noqa: F401
 
 from tests.server_app.fake_runs import CONFIG, a_device, a_round
-from wildflower.server_app.journal import Journal
+from tests.server_app.test_trackers import Tracked
 
 
 def tracked(run_dir, tracker):
     """Two rounds, a break, and a third one."""
     config = CONFIG | {"tracker": tracker} | {f"key-{number}": number for number in range(150)}
-    journal = Journal.open(run_dir, config, resume=False)
+    journal = Tracked(run_dir, config, resume=False)
     journal.write_round(a_round(1, score_by_tier={"a:b, c": 0.5}), [a_device(1, 0)])
     journal.write_round(a_round(2), [a_device(2, 0)])
     journal.finish("failed", "a fault")
-    journal = Journal.open(run_dir, config, resume=True)
+    journal = Tracked(run_dir, config, resume=True)
     journal.write_round(a_round(3), [a_device(3, 0)])
     journal.finish("finished")
 

@@ -29,6 +29,7 @@ from wildflower.models.cost import cost
 from wildflower.models.layers import Block, Flatten, Linear, Relu
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.population import Holdings, SimulatedDevices
+from wildflower.rounds.standard_hooks import standard_hooks
 from wildflower.strategies.distillation import Distillation
 from wildflower.strategies.method import ClientStep, Method, Setup, client_step_of
 from wildflower.strategies.run_settings import RoundSettings
@@ -106,7 +107,8 @@ def engine_of(method: Method, folder: Path) -> Engine:
     (folder / "three.toml").write_text(FLEET)
     fleet = Fleet.load(folder / "three.toml", requirement=requirement)
     holdings = Holdings(lambda device: 4, lambda device: 0, 0)
-    return Engine(method, SimulatedDevices(fleet, 1, holdings, wait_seconds=0.0))
+    population = SimulatedDevices(fleet, 1, holdings, wait_seconds=0.0)
+    return Engine(method, population, standard_hooks(method.settings, population))
 
 
 Answer = Callable[[WorkOrder, Any], Any]

@@ -324,7 +324,7 @@ def test_a_round_is_scored_as_the_method_says(scored, tmp_path):
     assert {exits for _, exits, _ in scores} == {"mean" if scored == "ensemble" else "deepest"}
     assert record["score"] == by_architecture[family.full()].score
     assert record["score_by_exit"] == list(by_architecture[family.full()].by_exit)
-    tiers = engine.tier_architectures
+    tiers = engine.asking.tier_architectures
     assert {family.exit_of(a) for a in tiers.values()} == {1, 2, 3}
     if scored == "ensemble":
         assert by_architecture.keys() == set(tiers.values())

@@ -195,7 +195,7 @@ def test_more_public_examples_than_there_are_is_an_error(tmp_path):
             "fedavg",
             r"strategy = 'fedavg' does not learn from public data: leave .*, or take one of rafl .*, feddf",
         ),
-        ("tests.strategies.test_ensemble:Deaf", r".* or take one of .*, or set public_when in its class"),
+        ("tests.strategies.test_ensemble:Deaf", r".* or take one of .*, or set public_when in its traits"),
     ],
 )
 def test_public_data_that_nothing_reads_are_refused_before_the_first_round(strategy, message, tmp_path):

@@ -8,7 +8,7 @@ from tests.strategies.by_hand import TwoExits, loss_of
 from wildflower.models.base import with_weights
 from wildflower.models.cnn import Cnn3
 from wildflower.models.lenet import LeNet5
-from wildflower.rounds.engine import Scores
+from wildflower.rounds.evaluation import Scores
 from wildflower.strategies.depthfl import MutualLearningOfExits
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
 from wildflower.strategies.method import Training
@@ -50,7 +50,7 @@ def test_a_tiers_accuracy_is_that_of_its_exit_without_another_pass(tmp_path):
         return Scores(0.75, 1.0, (0.25, 0.5, 0.75))
 
     record = engine.run_round(simulated_grid(), 1, scorer).record
-    exits = {tier: strategy.family.exit_of(a) for tier, a in engine.tier_architectures.items()}
+    exits = {tier: strategy.family.exit_of(a) for tier, a in engine.asking.tier_architectures.items()}
     assert set(exits.values()) == {1, 2, 3}
     assert record["score_by_tier"] == {tier: exit / 4 for tier, exit in exits.items()}
     assert scored == [strategy.family.full()]

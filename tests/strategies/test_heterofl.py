@@ -18,9 +18,10 @@ from tests.strategies.by_hand import (
     setup,
 )
 from wildflower.models.lenet import LeNet5
-from wildflower.rounds.engine import Scores
-from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams, MaskedTraining
+from wildflower.rounds.evaluation import Scores
+from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
 from wildflower.strategies.method import client_step_of
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.statistics import TakeStatistics
 
 STATISTICS = TakeStatistics(examples=2).reference()
@@ -107,7 +108,7 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(count, tmp_path):
     strategy = HeteroFL(setup(tmp_path, family, devices_per_round=2, **changes), HeteroFLParams())
     strategy.assign = lambda device, budget: family.full() if device < 2 else None
     engine = engine_of(strategy, tmp_path)
-    engine.budget = lambda device, wanted, of=engine.budget: of(0, wanted)
+    engine.asking.budget = lambda device, wanted, of=engine.asking.budget: of(0, wanted)
     scored = []
 
     def answer(order, weights):

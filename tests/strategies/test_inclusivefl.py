@@ -205,7 +205,7 @@ def test_types_begin_with_given_weights():
     settings = RoundSettings("a run", {"devices": 9}, "made up", 1, 10, 2, 2, LocalTraining())
     method = InclusiveFL(Setup(VIT, settings, (1.0,), initial=given), InclusiveFLParams())
     assert [weights[name].unique().tolist() for weights in method.weights.values()] == [[7.0]] * 3
-    assert method.takes_initial_weights
+    assert method.traits(method.params).takes_initial_weights
 
 
 @pytest.mark.thorough

@@ -162,6 +162,6 @@ def test_scores_that_cannot_be_true_are_left_out(tmp_path, change):
         message.content = to_records(change(reply))
         return message
 
-    assert engine.evaluate(grid, scorer) is not None
+    assert engine.evaluation.evaluate(grid, scorer) is not None
     grid.tamper = tamper
-    assert engine.evaluate(grid, scorer) is None
+    assert engine.evaluation.evaluate(grid, scorer) is None

@@ -15,13 +15,14 @@ from wildflower.models.lenet import LeNet5
 from wildflower.strategies.depthfl import MutualLearningOfExits
 from wildflower.strategies.fedprox import ProximalTraining
 from wildflower.strategies.fjord import OrderedDropout
-from wildflower.strategies.heterofl import MaskedTraining
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
 from wildflower.strategies.local import TrainingAlone
-from wildflower.strategies.method import ClassCounts, ClientStep, Training, client_step_of
+from wildflower.strategies.method import ClientStep, Training, client_step_of
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.scalefl import WeightedExits
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.statistics import TakeStatistics
+from wildflower.strategies.training_steps import ClassCounts
 
 HALVES = [
     Training(),

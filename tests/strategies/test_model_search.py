@@ -15,9 +15,10 @@ from wildflower.models.resnet import ResNet18
 from wildflower.server_app.config import ConfigError
 from wildflower.strategies import METHODS
 from wildflower.strategies.aggregation import CoordinateMean
-from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
-from wildflower.strategies.method import Means, Order, Trained, Training, fits
+from wildflower.strategies.method import Order, Trained, Training
 from wildflower.strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, layer_shares
+from wildflower.strategies.pricing import Means, fits
+from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
 SEARCH = {
     "strategy": "model-search",
@@ -85,7 +86,7 @@ def test_the_mean_is_over_devices_or_over_examples(tmp_path):
 
 
 def test_only_heterofl_and_those_that_compare_as_it_does_divide_by_the_width(tmp_path):
-    kin = [name for name, kind in METHODS.items() if issubclass(kind, HeteroFL)]
+    kin = [name for name, kind in METHODS.items() if issubclass(kind, StaticNormMethod)]
     families = {
         method: started(small_config(tmp_path, strategy=method, **{"run-name": method}))[0].method.family
         for method in kin

@@ -26,7 +26,8 @@ from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
 from wildflower.strategies.ensemble import Ensemble
-from wildflower.strategies.method import Order, tensor_set_bytes
+from wildflower.strategies.method import Order
+from wildflower.strategies.pricing import tensor_set_bytes
 from wildflower.strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.public import PublicData
@@ -178,7 +179,7 @@ def test_both_networks_begin_with_the_weights_that_the_run_is_given():
     """The first layer's are ones, the others are drawn as without any."""
     given = {"block1.conv.weight": torch.ones(FAMILY.tensors(FAMILY.full())["block1.conv.weight"].shape)}
     drawn, method = rafl(), rafl(initial=given)
-    assert method.takes_initial_weights
+    assert method.traits(method.params).takes_initial_weights
     assert (method.supernet["block1.conv.weight"] == 1).all()
     assert (method.knowledge["block1.conv.weight"] == 1).all()
     assert all((method.supernet[name] == value).all() for name, value in drawn.supernet.items() if name not in given)
@@ -868,7 +869,7 @@ def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tm
     keys = METHODS["rafl"] | {"evaluate-every": 1, "local-steps": 20, "local-epochs": 1}
     engine, scorer = started(small_config(tmp_path, **keys))
     record = run(engine, scorer, (1,), simulated_grid())[0]
-    [model] = engine.scored.values()
+    [model] = engine.evaluation.scored.values()
     assert record["score"] == scorer(model).score
     assert all((model.weights[name] == value).all() for name, value in engine.method.knowledge.items())
     assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.personal_models}

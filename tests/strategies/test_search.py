@@ -12,7 +12,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost, cost
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
-from wildflower.strategies.method import Means, fits
+from wildflower.strategies.pricing import Means, fits
 from wildflower.strategies.search import (
     AscentSearch,
     ExactSearch,

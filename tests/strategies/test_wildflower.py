@@ -30,8 +30,9 @@ from wildflower.models.resnet import ResNet18
 from wildflower.models.trace import _Storages
 from wildflower.models.vit import VitTiny
 from wildflower.rounds.engine import Engine
-from wildflower.strategies.method import Means, Order, client_step_of
+from wildflower.strategies.method import Order, client_step_of
 from wildflower.strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
+from wildflower.strategies.pricing import Means
 from wildflower.strategies.wildflower import (
     LevelTraining,
     Wildflower,
@@ -533,7 +534,7 @@ def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_
 def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeypatch):
     engine, _ = started(small_config(tmp_path, strategy="heterofl"))
     monkeypatch.setattr(Engine, "budget", lambda *_: pytest.fail("nobody asked"))
-    engine.survey(range(6))
+    engine.asking.survey(range(6))
     assert engine.method.needs_classes  # masked losses need them
     assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(masked_loss=False)).needs_classes
     order = Order(0, OneHidden().full())
@@ -541,5 +542,5 @@ def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeyp
 
 
 def test_momentum_looks_at_who_owns_a_coordinate_which_privacy_forbids():
-    assert Wildflower.tells_means_only(WildflowerParams())
-    assert not Wildflower.tells_means_only(WildflowerParams(momentum=0.5))
+    assert Wildflower.traits(WildflowerParams()).tells_means_only
+    assert not Wildflower.traits(WildflowerParams(momentum=0.5)).tells_means_only

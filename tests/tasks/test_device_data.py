@@ -15,6 +15,7 @@ from tests.own_folders import image_folder, npz_folder
 from wildflower.messages.wire import DATA_ANSWER_LIMITS
 from wildflower.rounds.own_data import OwnData
 from wildflower.tasks.data import Vocabulary
+from wildflower.tasks.decoding import read_image
 from wildflower.tasks.device_data import (
     MAX_NAMES,
     MAX_PROBLEM_LETTERS,
@@ -33,7 +34,6 @@ from wildflower.tasks.device_data import (
     moments_of,
     problem_of,
 )
-from wildflower.tasks.images import read_image
 from wildflower.tasks.npz import NpzArguments
 from wildflower.tasks.remarks import MAX_EXAMPLE_LETTERS, MAX_REMARKS, MAX_WHAT_LETTERS, Remark, Remarks
 from wildflower.tasks.task import TaskSpec, describe, load_task, server_test

@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 
-from wildflower.tasks.images import ImageArguments, own, read_image
+from wildflower.tasks.decoding import read_image
+from wildflower.tasks.images import ImageArguments, own
 
 ORIENTATION = 0x0112
 # By the EXIF standard: where row 0 and column 0 of what is stored are to be seen, for each value of the orientation.

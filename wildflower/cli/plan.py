@@ -27,7 +27,8 @@ from wildflower.server_app.node_records import LastReport, read_nodes
 from wildflower.server_app.own_agreement import own_of_run
 from wildflower.server_app.run_folder import read_devices
 from wildflower.server_app.units import bytes_text, range_text, seconds_text
-from wildflower.strategies.method import Method, Selection, fit_in_turn
+from wildflower.strategies.method import Method, Selection
+from wildflower.strategies.pricing import fit_in_turn
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,7 +157,7 @@ def plan_of(engine: Engine, config: RunConfig) -> Plan:
         by_tier.setdefault(engine.population.tier(number), []).append(number)
     chosen = [number for tier in by_tier.values() for number in spread(tier, MAX_DEVICES_PER_TIER)]
     engine.method.round = max(1, engine.method.round)  # what is drawn at random is what the first round draws
-    engine.survey(chosen)
+    engine.asking.survey(chosen)
     devices = [plan_device(engine, number) for number in chosen]
     method = engine.method
     whole = method.cost(_largest(method)).parameters
@@ -204,7 +205,7 @@ def spread(numbers: Sequence[int], most: int) -> list[int]:
 
 def plan_device(engine: Engine, device: int) -> DevicePlan:
     """What the engine would ask of a device in its next round, and what it would take there."""
-    orders = engine.orders(device)
+    orders = engine.asking.orders(device)
     budget, tier = orders[0].budget, orders[0].tier
     binds = binding(engine, device, budget)
     if orders[0].given is None:
@@ -338,7 +339,7 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     expected: defaultdict[tuple[Architecture, Selection], float] = defaultdict(float)
     tiers: defaultdict[tuple[Architecture, Selection], set[str]] = defaultdict(set)
     for device in plan.devices:
-        order = engine.orders(device.device)[0]
+        order = engine.asking.orders(device.device)[0]
         if order.given is not None:
             group = order.given.architecture, order.given.selection
             expected[group] += plan.counts[device.tier] / looked_at[device.tier]

@@ -25,7 +25,7 @@ from wildflower.devices.validation import one_line
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.server_app.models import Which, load_model, modules_of
 from wildflower.tasks.class_folders import SUFFIXES, is_image
-from wildflower.tasks.images import read_image
+from wildflower.tasks.decoding import read_image
 
 MAX_IMAGES = 10_000
 MODES = {1: "L", 3: "RGB"}  # by the number of channels

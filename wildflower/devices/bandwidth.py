@@ -21,7 +21,7 @@ from typing import Any
 
 import grpc
 
-from wildflower.devices.links import MIN_PROBE_BYTES
+from wildflower.devices.resource_report import MIN_PROBE_BYTES
 from wildflower.devices.validation import check_number, check_whole, json_object
 
 CHUNK_BYTES = 16 * 1024  # the most; 16 chunks of the smallest stream that is used are enough to see a slow link

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wildflower.devices.resource_report import MAX_MBIT_PER_S, DeviceReport
+from wildflower.devices.resource_report import MAX_MBIT_PER_S, MIN_PROBE_BYTES, DeviceReport
 from wildflower.devices.validation import check_number, check_text, check_whole, json_object, one_line
 
-MIN_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
 MAX_PROBE_BYTES = 2**20
 OLDEST_SECONDS = 24 * 3600.0  # what was measured before says little of the link now
 RETRY_SECONDS = 60.0  # after a probe that failed

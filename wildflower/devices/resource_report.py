@@ -7,6 +7,7 @@ from wildflower.devices.validation import check_number, check_text, check_whole,
 
 # More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
 MAX_MBIT_PER_S = 1e6
+MIN_PROBE_BYTES = 64 * 1024  # of one direction, and what the bandwidth service serves at least
 MAX_FLOP_PER_S = 1e18
 MAX_CELSIUS = 1000.0
 MAX_CPUS = 1e5

@@ -27,7 +27,8 @@ from wildflower.server_app.run_folder import JournalError, is_held
 from wildflower.server_app.units import bytes_text
 
 if TYPE_CHECKING:
-    from wildflower.rounds.engine import Engine, Scorer
+    from wildflower.rounds.engine import Engine
+    from wildflower.rounds.evaluation import Scorer
     from wildflower.server_app.config import RunConfig
 
 

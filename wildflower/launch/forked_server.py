@@ -19,7 +19,8 @@ from wildflower.devices.private import private_open
 from wildflower.launch.superlink import STOP_SIGNALS, interrupted_later, uninterrupted
 
 if TYPE_CHECKING:
-    from wildflower.rounds.engine import Engine, Scorer
+    from wildflower.rounds.engine import Engine
+    from wildflower.rounds.evaluation import Scorer
     from wildflower.server_app.config import RunConfig
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

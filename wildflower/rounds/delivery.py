@@ -11,7 +11,7 @@ from typing import TypeVar
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
-from wildflower.strategies.method import fits
+from wildflower.strategies.pricing import fits
 from wildflower.tasks.metrics import Scale
 
 MAX_ASKED = 500  # devices that are looked at in one evaluation; of more there are, so many evenly spread ones

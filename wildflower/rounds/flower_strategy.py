@@ -7,8 +7,7 @@ messages of a round at once, and then all its replies.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import INFO, WARNING
 
@@ -18,9 +17,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from wildflower.messages.flower_records import release
-from wildflower.rounds.engine import Engine, Scorer
+from wildflower.rounds.engine import Engine
+from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.exchange import failure_of, stranger
-from wildflower.rounds.requests import Assignment, Work, devices_that_trained
+from wildflower.rounds.hooks import Round
+from wildflower.rounds.requests import Assignment, devices_that_trained
 from wildflower.rounds.round_records import RoundResult
 
 
@@ -30,14 +31,12 @@ class _Open:
 
     Attributes:
         sent: every batch with what Flower knows of its message, which is where Flower writes the message's id.
-        metrics: the method's own figures, once the replies are in.
+        finished: the replies are in, and the method has made its next model.
     """
 
-    work: Work
-    started: float
+    round: Round
     sent: list[tuple[list[Assignment], Metadata]]
-    grid: Grid
-    metrics: Mapping[str, float | None] | None = None
+    finished: bool = False
 
 
 class FlowerStrategy(Strategy):
@@ -101,12 +100,13 @@ class FlowerStrategy(Strategy):
         if not self._begun:
             self.engine.start(self.rounds_done + server_round)
             self._begun = True
-        started = time.perf_counter()
-        work = self.engine.begin(grid, self.rounds_done + server_round)
+        round = self.engine.begin(grid, self.rounds_done + server_round)
         sent = [
-            (batch, self.engine.message(work, node, batch)) for node, queue in work.batches().items() for batch in queue
+            (batch, self.engine.sending.message(round.asked, node, batch))
+            for node, queue in round.asked.batches().items()
+            for batch in queue
         ]
-        self._open = _Open(work, started, [(batch, message.metadata) for batch, message in sent], grid)
+        self._open = _Open(round, [(batch, message.metadata) for batch, message in sent])
         return [message for _, message in sent]
 
     def aggregate_train(
@@ -114,7 +114,7 @@ class FlowerStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Absorb the replies, up to as many devices as the round wants, and let the method make its next model."""
         current = self._open
-        if current is None or current.work.round != self.rounds_done + server_round or current.metrics is not None:
+        if current is None or current.round.number != self.rounds_done + server_round or current.finished:
             raise RuntimeError(f"aggregate_train of round {server_round} without its configure_train")
         batches = {metadata.message_id: (batch, metadata.dst_node_id) for batch, metadata in current.sent}
         trained, late = 0, set[int]()
@@ -123,17 +123,17 @@ class FlowerStrategy(Strategy):
             failure = failure_of(reply) or stranger(reply, node)
             if batch and failure is not None and failure.late:
                 late.add(node)
-            if batch and trained < current.work.enough:
-                self.engine.take(current.work, batch, failure or reply)
+            if batch and trained < current.round.asked.enough:
+                self.engine.take(current.round, batch, failure or reply)
                 trained += devices_that_trained(batch)
             if reply.has_content():
                 release(reply.content)
         # Flower cannot cancel: who is late may still work, and is asked nothing until it answers a query.
         self.engine.population.busy.update(late, (node for _, node in batches.values()))
-        self.engine.unmask(current.grid, current.work)
-        self.engine.settle(current.work)
-        current.metrics = self.engine.finish(current.work, current.started)
-        figures = {name: value for name, value in current.metrics.items() if value is not None and math.isfinite(value)}
+        self.engine.finish(current.round)
+        current.finished = True
+        metrics = current.round.metrics
+        figures = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
         return self.arrays, MetricRecord({"devices-replied": trained, **figures})
 
     def configure_evaluate(
@@ -141,10 +141,10 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """No messages: the engine evaluates here, over the grid where devices take part, and sums the round up."""
         current = self._open
-        if current is None or current.metrics is None or current.work.round != self.rounds_done + server_round:
+        if current is None or not current.finished or current.round.number != self.rounds_done + server_round:
             raise RuntimeError(f"configure_evaluate of round {server_round} without its aggregate_train")
         self._open = None
-        self.results.append(self.engine.conclude(grid, current.work, self.scorer, current.metrics, current.started))
+        self.results.append(self.engine.conclude(current.round, self.scorer))
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

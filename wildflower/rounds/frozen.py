@@ -145,9 +145,7 @@ class Frozen:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`. Checkpoints of earlier versions name no tensors: devices are sent what is frozen again."""
-        if "parts" not in state:
-            return
+        """Restore `state`."""
         tensors = [sys.intern(tensor) for tensor in state["tensors"]]
         parts = {name: Part(tuple(tensors[n] for n in numbers)) for name, numbers in state["parts"].items()}
         # A part that has been asked for already is one with what is read.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from wildflower.models.family import Family
 from wildflower.rounds.population import Population
 from wildflower.rounds.requests import Assignment, by_device, devices_that_trained
-from wildflower.strategies.method import tensor_set_bytes
+from wildflower.strategies.pricing import tensor_set_bytes
 from wildflower.strategies.run_settings import RoundSettings
 
 

@@ -10,13 +10,16 @@ from typing import Any
 from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from wildflower.devices.validation import one_line
 from wildflower.messages.orders import DataAnswer, DataQuestion
 from wildflower.messages.packing import MessageError
 from wildflower.messages.wire import DATA_ANSWER_LIMITS, from_records, to_records
 from wildflower.rounds.exchange import Failure, exchange
+from wildflower.rounds.hooks import RoundHook
 from wildflower.rounds.population import Population
+from wildflower.rounds.requests import Work
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.device_data import Agreed, Summary, problem_of
 from wildflower.tasks.remarks import Remark, by_kind
@@ -27,8 +30,10 @@ MAX_LINES = 40  # of remarks on data, in a log
 ASK_SECONDS = 600.0  # a first answer reads and decodes all files of a device
 
 
-class OwnData:
+class OwnData(RoundHook):
     """What devices claim of the data that they alone hold, and which of them take part.
+
+    The round calls `admit` itself, because it needs to know who does not take part.
 
     The server cannot count a device's examples. It holds every device to `max_examples` of the task, and says where a
     device claims another number than before.
@@ -61,9 +66,8 @@ class OwnData:
             raise IndexError(f"device {device} is not one of 0 to {self.spec.devices - 1}")
         return self._claims.get(device, (1, 0))  # of one that has not been asked yet nothing is known
 
-    @property
-    def max_examples(self) -> int:
-        """Most examples that a device may say that it has."""
+    def most_examples(self, device: int) -> int:
+        """Return how many examples a device may at most say that it has."""
         return self.spec.max_examples
 
     def take(self, summaries: Iterable[Summary]) -> dict[int, str]:
@@ -71,7 +75,7 @@ class OwnData:
         unfit: dict[int, str] = {}
         for said in summaries:
             agreed = self.spec.agreed
-            why = problem_of(said, self.max_examples)
+            why = problem_of(said, self.spec.max_examples)
             if not why and agreed is not None and said.form is not None:
                 why = agreed.misfit(said.form)
             if why:
@@ -116,7 +120,16 @@ class OwnData:
         """Those of the devices whose data are known to fit."""
         return [device for device in devices if device in self._claims]
 
-    def trained(self, device: int, examples: int) -> None:
+    @override
+    def after_exchange(self, work: Work) -> None:
+        for a in work.assignments:
+            if a.update is not None and a.outcome == "trained":
+                self._trained(a.device, a.update.examples)
+            elif a.update is not None and a.outcome.startswith("refused"):
+                # It is asked anew before it is given any more work, because its data may have changed.
+                self._claims.pop(a.device, None)
+
+    def _trained(self, device: int, examples: int) -> None:
         """A device has trained on so many examples, which may be others than before."""
         before = self._claims.get(device)
         if before is not None and before[0] != examples:
@@ -124,17 +137,13 @@ class OwnData:
             log(WARNING, text, device, examples, before[0])
             self._claims[device] = examples, before[1]
 
-    def refused(self, device: int) -> None:
-        """A device has refused its work: it is asked anew before it is given any, because its data may have changed."""
-        self._claims.pop(device, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: what devices claim."""
+    @override
+    def state(self) -> dict[str, Any]:
         return {"claims": {str(device): list(claim) for device, claim in sorted(self._claims.items())}}
 
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self._claims = {int(d): (training, testing) for d, (training, testing) in values.get("claims", {}).items()}
+    @override
+    def load(self, values: Mapping[str, Any]) -> None:
+        self._claims = {int(d): (training, testing) for d, (training, testing) in values["claims"].items()}
 
 
 def ask_here(spec: TaskSpec, devices: Iterable[int], *, moments: bool = False) -> dict[int, Summary]:

@@ -168,8 +168,7 @@ class Population(ABC):
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        # Checkpoints of earlier versions have none: nobody had been lowered.
-        self._factors = {int(device): float(factor) for device, factor in values.get("memory_factors", {}).items()}
+        self._factors = {int(device): float(factor) for device, factor in values["memory_factors"].items()}
 
 
 class SimulatedDevices(Population):
@@ -393,7 +392,7 @@ class ConnectedDevices(Population):
         """Restore `state_dict`."""
         super().load_state_dict(values)
         self._quarantine.load_state_dict(values)
-        self._owners = {int(device): (first, last) for device, (first, last) in values.get("owners", {}).items()}
+        self._owners = {int(device): (first, last) for device, (first, last) in values["owners"].items()}
 
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
         """A uniform sample of the devices whose nodes answer. NoNodesError where no node is connected for long."""

@@ -13,7 +13,7 @@ from typing import Any
 from wildflower.messages.tensor_sets import nbytes
 from wildflower.rounds.requests import Assignment, Orders, Work, by_device
 from wildflower.rounds.scores import Evaluation, Personal
-from wildflower.strategies.method import fits
+from wildflower.strategies.pricing import fits
 from wildflower.strategies.privacy import Privacy
 from wildflower.strategies.statistics import TakeStatistics
 from wildflower.tasks.metrics import Metric
@@ -31,10 +31,14 @@ TRAFFIC = (
 
 @dataclass
 class RoundResult:
-    """A finished round: its line of rounds.jsonl, and its devices' lines of devices.jsonl."""
+    """A finished round: its line of rounds.jsonl, and its devices' lines of devices.jsonl.
+
+    stopped: why a hook ends the run after this round; "" where it goes on.
+    """
 
     record: dict[str, Any]
     devices: list[dict[str, Any]]
+    stopped: str = ""
 
 
 def count_work(traffic: Counter[str], work: Work) -> None:

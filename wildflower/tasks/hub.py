@@ -29,6 +29,7 @@ from wildflower.tasks.data import (
     make_data_set,
     stratified_test,
 )
+from wildflower.tasks.decoding import read_image
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -290,8 +291,6 @@ def _encoded(rows: Dataset, repository: Repository) -> Iterator[tuple[bytes, int
 
 def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tensor:
     """An image file as bytes of shape (channels, height, width)."""
-    from wildflower.tasks.images import read_image  # which imports this module
-
     try:
         return read_image(io.BytesIO(encoded), "RGB" if repository.channels == 3 else "L", repository.size)
     except (ValueError, TypeError) as error:

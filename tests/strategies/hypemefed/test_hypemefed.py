@@ -586,7 +586,7 @@ def test_the_seconds_of_hypernetworks_are_their_own(tmp_path, monkeypatch):
 
         return spend
 
-    monkeypatch.setattr("wildflower.strategies.method.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("wildflower.strategies.contract_values.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(hypemefed_module, "fit", spending(5.0, hypemefed_module.fit))
     monkeypatch.setattr(hypemefed_module, "generate", spending(3.0, hypemefed_module.generate))
     monkeypatch.setattr(CoordinateMean, "mean", spending(2.0, CoordinateMean.mean))

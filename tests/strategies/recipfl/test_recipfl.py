@@ -14,10 +14,11 @@ from wildflower.client_app.context import DeviceContext
 from wildflower.messages.orders import StepReference
 from wildflower.messages.packing import MessageError
 from wildflower.models.family import make_family
-from wildflower.strategies.method import ClassCounts, Contribution, Group, Order, Trained, client_step_of
+from wildflower.strategies.method import Contribution, Group, Order, Trained, client_step_of
 from wildflower.strategies.recipfl import RecipFL, RecipFLParams
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.recipfl import MAX_GRADIENT
+from wildflower.strategies.training_steps import ClassCounts
 
 torch.set_num_threads(1)
 
@@ -436,9 +437,9 @@ def test_only_an_order_with_a_teacher_is_taught(tmp_path):
     engine.run_round(grid, 1, scorer)
     assert any(a.device == 0 and a.earlier is not None for a in engine.assignments)
     order = Order(0, strategy.candidates[-1])
-    asked = engine.ask(order, strategy.selection(0, order.architecture), engine.budget(0, lambda budget: [order]))
+    asked = engine.asking.ask_whatever_fits(order, strategy.selection(0, order.architecture))
     assert not asked.task.client_step.taught
-    assert engine.scores(grid, [asked], "shard", strategy.settings.personal_training_in(1)).keys() == {0}
+    assert engine.evaluation._scores(grid, [asked], "shard", strategy.settings.personal_training_in(1)).keys() == {0}
 
 
 def test_the_clock_counts_what_the_teacher_computes(tmp_path):

@@ -1,0 +1,78 @@
+"""Ready-made client steps: plain training, and counting examples of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from wildflower.devices.validation import shown
+from wildflower.messages.orders import Merge
+from wildflower.messages.tensor_sets import TensorSet
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network
+from wildflower.strategies.client_context import ClientContext
+from wildflower.strategies.client_step import Answer, ClientStep
+from wildflower.strategies.shared_losses import Loss
+
+
+class Training(ClientStep):
+    """Devices minimize one model's loss, by default the task's, such as L = CE(f(x), y).
+
+    A method that changes only the loss overrides `loss`.
+
+    weighting: of the device's weights in the server's mean.
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        """All tensors of the sub-model, averaged."""
+        return {"weights": TensorSet.of(family.tensors(architecture), Merge(weighting=self.weighting))}
+
+    def loss(self, context: ClientContext, model: Network) -> Loss:
+        """The loss that the device minimizes; by default the task's."""
+        return lambda inputs, labels: context.task.loss(model(inputs), labels)
+
+    def train(self, context: ClientContext) -> Answer:
+        """Train and return the weights."""
+        model = self.model(context)
+        loss = context.fit(model, self.loss(context, model))
+        return Answer(model, {"weights": dict(model.state_dict())}, loss)
+
+
+class ClassCounts(ClientStep):
+    """No training: the device says how many training examples of each class it holds."""
+
+    trains: ClassVar[bool] = False
+
+    @property
+    def needs_classes(self) -> bool:
+        """It does."""
+        return True
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        """Nothing."""
+        return {}
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        """Nothing."""
+        return {}
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """`class_counts`, one number per class."""
+        return {"class_counts": family.classes}
+
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        """Class counts are whole numbers, and not all of them 0."""
+        check_class_counts(facts["class_counts"])
+
+    def train(self, context: ClientContext) -> Answer:
+        """Count."""
+        return Answer(facts={"class_counts": context.class_counts.tolist()})
+
+
+def check_class_counts(counts: Sequence[float]) -> None:
+    """Raise ValueError where these cannot be a device's numbers of examples per class."""
+    if not any(counts) or not all(0 <= count < 2**31 and float(count).is_integer() for count in counts):
+        raise ValueError(f"class_counts must be whole numbers from 0, not all of them 0, and not be {shown(counts)}")

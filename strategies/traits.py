@@ -1,0 +1,38 @@
+"""What a run may ask of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a method is fit for, with some settings of its own. What it does not say, it is not.
+
+    Attributes:
+        averages: all that devices return goes into a `Method.running_mean`, and nothing relies on its being the mean:
+            the run's `aggregation` may be another one.
+        tells_more: a round tells more of a device than its share of means that are each of other coordinates, such as
+            who trained, or how many own a coordinate: noise on the means does not make it differentially private.
+        depends_on_rounds: what is done in a round depends on how many the run has (`settings.rounds`). It is not
+            resumed for more rounds: those that are done would have been others.
+        takes_initial_weights: the global model begins with `Setup.initial`, as by
+            `wildflower.strategies.submodel.first_weights`.
+        helps_below_smallest: devices below the smallest architecture train where `below-smallest` is "smallest".
+        public_when: the values that its settings have where it learns from `Setup.public`, by their fields' names: {}
+            where it always does, None where it never does. A run whose public data nothing would read is refused.
+    """
+
+    averages: bool = False
+    tells_more: bool = False
+    depends_on_rounds: bool = False
+    takes_initial_weights: bool = False
+    helps_below_smallest: bool = True
+    public_when: Mapping[str, Any] | None = None
+
+    @property
+    def tells_means_only(self) -> bool:
+        """Whether noise on what is averaged makes the method differentially private."""
+        return self.averages and not self.tells_more
