@@ -9,6 +9,7 @@ else that shows settings is made from these.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -450,11 +451,17 @@ def defaults(strategy: str = "") -> dict[str, Any]:
 
 
 def unread(values: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a flat configuration that nothing reads in its run.
+    """Return the keys of a flat configuration, whole or not, that nothing reads in its run.
 
     They are other methods', those of a shared part that is turned off, or those of `READ_WITH` with other values.
     """
-    return unread_keys(values, run_groups())
+    found = unread_keys({**_run_defaults(), **values}, run_groups())
+    return [key for key in found if key in values]
+
+
+@cache
+def _run_defaults() -> Mapping[str, Any]:
+    return RunConfig().to_dict()
 
 
 def descriptions(strategy: str = "") -> dict[str, str]:

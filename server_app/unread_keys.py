@@ -46,11 +46,11 @@ READ_WITH: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 
 
 def unread_keys(values: Mapping[str, Any], groups: Iterable[str]) -> list[str]:
-    """Return the keys of a flat configuration that nothing reads in its run, whose own tables are `groups`.
+    """Return the keys of a whole flat configuration that nothing reads in its run, whose own tables are `groups`.
 
     They are other methods', those of a shared part that is turned off, or those of `READ_WITH` with other values.
     """
-    own = [key for key, (_, is_read) in READ_WITH.items() if key in values and not is_read(values)]
+    own = [key for key, (_, is_read) in READ_WITH.items() if not is_read(values)]
     return own + _unread_of_methods(values, set(groups))
 
 

@@ -195,7 +195,7 @@ def test_a_device_without_a_link_is_skipped(tmp_path):
 
 
 def test_the_learning_rate_decays_after_each_decay_round(tmp_path):
-    settings = setup(tmp_path, OneHidden(), schedule__decay_rounds=(2, 3), schedule__decay_factor=0.5).settings
+    settings = setup(tmp_path, OneHidden(), decay_rounds=(2, 3), decay_factor=0.5).settings
     assert [settings.training_in(n).learning_rate for n in (1, 2, 3, 4, 5)] == pytest.approx(
         [0.1, 0.1, 0.05, 0.025, 0.025]
     )
@@ -218,7 +218,7 @@ def test_the_figures_of_a_round_are_those_of_its_devices(tmp_path):
 
 
 def test_the_learning_rate_follows_a_cosine(tmp_path):
-    settings = setup(tmp_path, OneHidden(), schedule__kind="cosine", rounds=4).settings
+    settings = setup(tmp_path, OneHidden(), schedule="cosine", rounds=4).settings
     # (1 + cos(pi * 0/4)) / 2 = 1, (1 + cos(pi / 4)) / 2 = 0.853553, 1/2, 0.146447
     assert [settings.training_in(n).learning_rate for n in (1, 2, 3, 4)] == pytest.approx(
         [0.1, 0.0853553, 0.05, 0.0146447], abs=1e-6
