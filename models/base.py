@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from wildflower.models.architecture import Architecture
 from wildflower.models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
 from wildflower.models.placement import CLASSES, INPUT, Axis, Coordinates, Placement, Select, Window, leading, spread
+from wildflower.plugins.nearest import LIKENESS, did_you_mean, nearest_part
 
 if TYPE_CHECKING:
     from wildflower.models.cost import Convolution, Cost
@@ -99,7 +99,7 @@ class Family(ABC):
             if not any(lies_in(name, part) for name in names):
                 known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
                 outermost = ", ".join(dict.fromkeys(name.partition(".")[0] for name in known))
-                meant = did_you_mean(part, known) or f"its outermost parts are {outermost}"
+                meant = did_you_mean(part, known, likeness=LIKENESS) or f"its outermost parts are {outermost}"
                 raise ValueError(f"{self.name} has no part {part!r}; {meant}")
             for further, first in self.further_names().items():
                 if lies_in(further, part) and not lies_in(first, part):
@@ -316,7 +316,7 @@ class BlockFamily(Family):
         for what, given, known in (("group", widths, self.groups), ("removable layer", without, self.removable)):
             for key in given:
                 if key not in known:
-                    raise ValueError(f"{self.name} has no {what} {key!r}; {nearest(key, known)}")
+                    raise ValueError(f"{self.name} has no {what} {key!r}; {nearest_part(key, known)}")
         left_out = {group for layer in without for group in self.removable[layer]}
         arch = Architecture(
             tuple(0 if group in left_out else widths.get(group, full) for group, full in self.groups.items()),
@@ -676,18 +676,6 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def _ends(name: str) -> list[int]:
     """Where the dotted parts of a name end."""
     return [position for position, letter in enumerate(name) if letter == "."] + [len(name)]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: what was probably meant, or all there is."""
-    known = list(known)
-    return did_you_mean(name, known) or "it has " + (", ".join(map(repr, known)) or "none")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the names of those known that are near to one; "" when none is."""
-    close = difflib.get_close_matches(name, list(known), n=3)
-    return "did you mean " + " or ".join(map(repr, close)) + "?" if close else ""
 
 
 def lies_in(name: str, part: str) -> bool:

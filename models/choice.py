@@ -12,8 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, nearest
+from wildflower.models.base import BlockFamily
 from wildflower.models.layers import Block, Channels, Layer, Network
+from wildflower.plugins.nearest import nearest_part
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Choice(BlockFamily):
     def of(self, member: str, arch: Architecture | None = None) -> Architecture:
         """Return a member's architecture, its full one by default, as one of this family."""
         if member not in dict(self.members):
-            raise ValueError(f"the choice has no member {member!r}; {nearest(member, dict(self.members))}")
+            raise ValueError(f"the choice has no member {member!r}; {nearest_part(member, dict(self.members))}")
         widths: list[int] = []
         kernels: list[int] = []
         for name, family in self.members:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family, nearest
+from wildflower.models.base import BlockFamily, Family
 from wildflower.models.layers import (
     Block,
     Conv,
@@ -57,6 +57,7 @@ from wildflower.models.transformer import (
     Patches,
     Positions,
 )
+from wildflower.plugins.nearest import nearest_part
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 8
@@ -129,7 +130,7 @@ def cost(family: Family, arch: Architecture, *, batch_size: int, optimizer: str)
     if batch_size < 1:
         raise ValueError(f"batch_size must be >= 1, not {batch_size}")
     if optimizer not in OPTIMIZERS:
-        raise ValueError(f"no optimizer is named {optimizer!r}; {nearest(optimizer, OPTIMIZERS)}")
+        raise ValueError(f"no optimizer is named {optimizer!r}; {nearest_part(optimizer, OPTIMIZERS)}")
     return _cost(family, arch, batch_size, optimizer)
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ImageFamily, is_count, nearest
+from wildflower.models.base import ImageFamily, is_count
+from wildflower.plugins.nearest import nearest_part
 
 MIN_SIDE = 4
 """Positions to a side that the last layers have at least, where the input has them."""
@@ -129,7 +130,7 @@ class ElasticSpace:
         options, known = options or {}, {decision.name: decision for decision in family.decisions}
         for name, given in options.items():
             if name not in known:
-                raise ValueError(f"space: {family.name} has no decision {name!r}; {nearest(name, known)}")
+                raise ValueError(f"space: {family.name} has no decision {name!r}; {nearest_part(name, known)}")
             if not given or list(given) != [option for option in known[name].options if option in given]:
                 raise ValueError(
                     f"space: options of {name} must ascend and be among {known[name].options}, not {given!r}"

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count, lies_in, nearest
+from wildflower.models.base import is_count, lies_in
 from wildflower.models.layers import Network, TensorSpec
 from wildflower.models.module import ModuleFamily
 from wildflower.models.placement import Coordinates
 from wildflower.plugins.extras import needed
+from wildflower.plugins.nearest import nearest_part
 
 # Of each kind: its class in transformers, where its layers are, the linear layers whose rows (then: whose columns) are
 # the channels of heads, and the prefix that checkpoints with a head of their own put in front of the encoder's names.
@@ -524,7 +525,7 @@ def _sizes_of(model: str) -> dict[str, Any]:
     kind = config.model_type
     if kind not in KINDS:
         raise ValueError(
-            f"encoder: {model} is of kind {kind!r}, and there are {', '.join(KINDS)}; {nearest(kind, KINDS)}"
+            f"encoder: {model} is of kind {kind!r}, and there are {', '.join(KINDS)}; {nearest_part(kind, KINDS)}"
         )
     names = _READ | (_READ_DISTILBERT if kind == "distilbert" else _READ_BERT)
     sizes = {field: getattr(config, name) for field, name in names.items()}

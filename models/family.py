@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from wildflower.models.base import Family, nearest
+from wildflower.models.base import Family
 from wildflower.models.bert import Bert, BertTiny
 from wildflower.models.choice import Choice
 from wildflower.models.cnn import Cnn3, Cnn10, PflCnn
@@ -27,6 +27,7 @@ from wildflower.models.ofa_resnet import OfaResNet50
 from wildflower.models.resnet import ResNet18, ResNet34, ResNet152
 from wildflower.models.vgg import Vgg
 from wildflower.models.vit import VitTiny
+from wildflower.plugins.nearest import nearest_part
 from wildflower.plugins.reference import PluginError, class_of, is_reference, named
 
 __all__ = ["FAMILIES", "Family", "family_class", "make_family"]
@@ -66,7 +67,7 @@ def family_class(name: object) -> type[Family]:
             raise PluginError(f"{name} has no name: give the class one, such as name: ClassVar[str] = 'my-family'")
         return kind
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"no family is named {name!r}; {nearest(str(name), FAMILIES)}")
+        raise ValueError(f"no family is named {name!r}; {nearest_part(str(name), FAMILIES)}")
     return FAMILIES[name]
 
 
@@ -83,7 +84,7 @@ def make_family(spec: Mapping[str, Any]) -> Family:
     known = [field.name for field in fields(kind)]
     for key, value in arguments.items():
         if key not in known:
-            raise ValueError(f"family {name!r} has no argument {key!r}; {nearest(key, known)}")
+            raise ValueError(f"family {name!r} has no argument {key!r}; {nearest_part(key, known)}")
         if isinstance(value, list):
             arguments[key] = tuple(value)
     arguments = kind.resolved(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import pickle
 import re
@@ -20,6 +19,7 @@ from wildflower.models.base import Family
 from wildflower.models.layers import TensorSpec
 from wildflower.models.placement import CLASSES, INPUT, Axis
 from wildflower.plugins.extras import needed
+from wildflower.plugins.nearest import LIKENESS, did_you_mean
 
 # What a folder of Hugging Face's holds its weights in, the first that is there.
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -389,8 +389,8 @@ def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Seque
         if not any(_is_in(old, step) for step in called):
             split = [name.split(".") for name in found]
             ends = {".".join(parts[:end]) for parts in split for end in range(1, len(parts) + 1)}
-            close = difflib.get_close_matches(old, sorted(ends.union(*split)), n=3)
-            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"it has {_some(tuple(found))}"
+            meant = did_you_mean(old, ends.union(*split), likeness=LIKENESS)
+            hint = meant or f"it has {_some(tuple(found))}"
             raise ValueError(f"{file}: initial.names has {old!r}, and no tensor or part of one is called so; {hint}")
 
 

@@ -10,8 +10,9 @@ from typing import ClassVar
 from torch import nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ExitFamily, is_count, nearest
+from wildflower.models.base import ExitFamily, is_count
 from wildflower.models.layers import Block, Channels, Conv, GlobalPool, Layer, Linear, Network, Relu, Relu6
+from wildflower.plugins.nearest import nearest_part
 
 ACTIVATIONS: dict[str, Layer] = {"relu": Relu(), "relu6": Relu6()}
 
@@ -122,7 +123,7 @@ class ResNet(ExitFamily):
         left_out: list[str] = []
         for stage, depth in depths.items():
             if stage not in self.stages:
-                raise ValueError(f"{self.name} has no stage {stage!r}; {nearest(stage, self.stages)}")
+                raise ValueError(f"{self.name} has no stage {stage!r}; {nearest_part(stage, self.stages)}")
             blocks = self.stages[stage]
             if not 1 <= depth <= len(blocks):
                 raise ValueError(f"{self.name}: depth of {stage} must be 1 to {len(blocks)}, not {depth}")

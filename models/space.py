@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family, described, nearest
+from wildflower.models.base import BlockFamily, Family, described
+from wildflower.plugins.nearest import nearest_part
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Space:
             if group not in self.family.groups:
                 raise ValueError(
                     f"space: choice {choice.name}: {self.family.name} has no group {group!r}; "
-                    f"{nearest(group, self.family.groups)}"
+                    f"{nearest_part(group, self.family.groups)}"
                 )
         for share in choice.shares:
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
@@ -320,7 +321,7 @@ def _by_name(
     for entry, values in overrides.items():
         matching = [name for name in names if fnmatchcase(name, entry)] if "*" in entry else [entry]
         if not matching or matching[0] not in names:
-            raise ValueError(f"space: {family.name} has no choice named {entry!r}; {nearest(entry, names)}")
+            raise ValueError(f"space: {family.name} has no choice named {entry!r}; {nearest_part(entry, names)}")
         for name in matching:
             if "*" in entry and name in overrides:
                 continue

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import nearest, with_weights
+from wildflower.models.base import with_weights
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.layers import Network
 from wildflower.models.placement import Coordinates
 from wildflower.models.space import Space
+from wildflower.plugins.nearest import nearest_part
 
 
 class Supernet(nn.Module):
@@ -78,7 +79,7 @@ class Supernet(nn.Module):
         specs, place = family.tensors(architecture), family.place(architecture)
         for name, value in weights.items():
             if name not in specs:
-                raise ValueError(f"the sub-network has no tensor {name!r}; {nearest(name, specs)}")
+                raise ValueError(f"the sub-network has no tensor {name!r}; {nearest_part(name, specs)}")
             if tuple(value.shape) != specs[name].shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the sub-network's has {specs[name].shape}")
         with torch.no_grad():

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from wildflower.client_app.simulation import ForkServerError
 from wildflower.devices.fleet import Fleet, bundled_fleet, replaced_devices
-from wildflower.devices.validation import did_you_mean
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.cost import cost
 from wildflower.models.family import Family, family_class, make_family
 from wildflower.models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
 from wildflower.plugins.extras import MissingExtraError, check_installed
+from wildflower.plugins.nearest import did_you_mean
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer

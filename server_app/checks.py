@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wildflower.devices.validation import nearest
 from wildflower.models.family import FAMILIES, family_class
+from wildflower.plugins.nearest import nearest
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.server_app.inline_tables import rates_of
 from wildflower.strategies import METHODS

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
-from wildflower.devices.validation import did_you_mean
+from wildflower.plugins.nearest import did_you_mean, near
 
 # Keys that are called otherwise now, or are no keys any more -> their new name, or a sentence.
 # A value with a blank is a sentence, which says what to do.
@@ -104,7 +102,7 @@ def meant(key: str, keys: list[str]) -> str:
     own = [name for name in keys if name.startswith(f"{method}.")]
     if dot and own:
         # All of a method's keys are alike by its name: only what follows tells them apart.
-        close = difflib.get_close_matches(rest, [name.partition(".")[2] for name in own], n=2, cutoff=0.5)
+        close = near(rest, [name.partition(".")[2] for name in own], most=2)
         if close:
             return f"did you mean {' or '.join(repr(f'{method}.{name}') for name in close)}?"
         return f"{method} has {', '.join(own)}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from wildflower.devices.validation import nearest
+from wildflower.plugins.nearest import nearest
 from wildflower.plugins.reference import PluginError, class_of, is_reference, named
 from wildflower.strategies import METHODS
 from wildflower.strategies.method import ClientStep, Method

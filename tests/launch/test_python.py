@@ -301,7 +301,7 @@ def test_a_real_run(experiment, capsys):
 @pytest.mark.thorough
 def test_a_run_ends_with_the_process_that_started_it(experiment):
     code = (
-        "import sys, time; from pathlib import Path; from wildflower import child\n"
+        "import sys, time; from pathlib import Path; from wildflower.launch import child\n"
         "run = child.start(Path('exp.toml'), ['rounds=100000', 'run-name=one', 'workers=1'], sys.stderr.buffer)\n"
         "print(run.pid, flush=True); run.wait()"
     )

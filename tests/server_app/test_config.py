@@ -528,11 +528,11 @@ def test_all_wrong_values_are_told_at_once():
         ),
         (
             {"strategy": "fedavg", "distillation.steps": 10},
-            "distillation.steps = 10: strategy = 'fedavg' does not read it: leave it out, or take one of heterofl, ",
+            "distillation.steps = 10: strategy = 'fedavg' does not read it: leave it out, or take one of anycostfl, ",
         ),
         (
             {"strategy": "depthfl", "distillation.batch-size": 8},
-            "distillation.batch-size = 8: strategy = 'depthfl' does not read it: leave it out, or take one of heterofl",
+            "distillation.batch-size = 8: strategy = 'depthfl' does not read it: leave it out, or take one of anycost",
         ),
         (
             {"strategy": "fedavg", "fedavg.use": "all-small", "both-models": True},

@@ -155,14 +155,14 @@ def test_knowledge_networks_are_averaged_by_examples():
         came_back(method, 10, {"weights": 1.0}, device=1, personal=[1.0]),
     ]
     method.finish_round(trained)
-    assert all(value.unique().tolist() == pytest.approx([0.7], abs=1e-6) for value in method.knowledge.values())
+    assert all(value.unique().tolist() == pytest.approx([0.7], abs=1e-6) for value in method.knowledge.weights.values())
 
 
 def test_a_round_without_answers_changes_nothing():
     method = rafl()
-    before = method.knowledge
+    before = method.knowledge.weights
     method.finish_round([])
-    assert method.knowledge is before
+    assert method.knowledge.weights is before
 
 
 # Networks and what travels
@@ -172,7 +172,7 @@ def test_the_knowledge_network_is_cut_out_of_the_supernet():
     method = rafl()
     wanted = FAMILY.place(FAMILY.width(0.25)).gather(method.supernet)
     assert method.scored_architecture == FAMILY.width(0.25)
-    assert all((method.knowledge[name] == wanted[name]).all() for name in wanted)
+    assert all((method.knowledge.weights[name] == wanted[name]).all() for name in wanted)
 
 
 def test_both_networks_begin_with_the_weights_that_the_run_is_given():
@@ -181,7 +181,7 @@ def test_both_networks_begin_with_the_weights_that_the_run_is_given():
     drawn, method = rafl(), rafl(initial=given)
     assert method.traits(method.params).takes_initial_weights
     assert (method.supernet["block1.conv.weight"] == 1).all()
-    assert (method.knowledge["block1.conv.weight"] == 1).all()
+    assert (method.knowledge.weights["block1.conv.weight"] == 1).all()
     assert all((method.supernet[name] == value).all() for name, value in drawn.supernet.items() if name not in given)
 
 
@@ -196,16 +196,16 @@ def test_it_may_be_of_a_family_of_its_own():
         rafl(params)  # its hidden layers are whole
     small = params.model_copy(update={"knowledge_arguments": "conv_channels = [2, 2], hidden = [8]"})
     method = rafl(small)
-    assert method.knowledge_family.groups == {"conv1": 2, "conv2": 2, "fc1": 8}
+    assert method.knowledge.family.groups == {"conv1": 2, "conv2": 2, "fc1": 8}
     local = method.client_step(Order(0, FAMILY.full()))
     names = [entry.name for entry in local.returned(FAMILY, FAMILY.full())["weights"].layout.entries]
-    assert names == list(method.knowledge)
+    assert names == list(method.knowledge.weights)
 
 
 def test_its_own_family_need_not_have_a_kind_of_norm():
     arguments = "channels = 2, cells = 3, nodes = 1"
     found = rafl(RaFLParams(shares=(1.0,), knowledge_family="darts", knowledge_arguments=arguments))
-    assert (found.knowledge_family.name, found.knowledge_family.classes) == ("darts", FAMILY.classes)
+    assert (found.knowledge.family.name, found.knowledge.family.classes) == ("darts", FAMILY.classes)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_the_knowledge_network_is_calibrated_until_its_statistics_were_averaged(
     resumed.load(method.state())
     assert resumed.client_step(order).calibrates_knowledge
     tensor_set = method.client_step(order).returned(NORMED, NORMED.full())["weights"]
-    method.total.add([torch.ones(e.shape).flatten() for e in tensor_set.layout.entries], 4)
+    method.knowledge.total.add([torch.ones(e.shape).flatten() for e in tensor_set.layout.entries], 4)
     method.finish_round([])
     resumed.load(method.state())
     for one in (method, resumed):
@@ -438,9 +438,9 @@ def test_the_pass_at_first_contact_has_its_price():
         ]
         assert drawn.order_cost(order).training_flops == sum(flops)
         assert method.order_cost(order).training_flops == pytest.approx(sum(flops) * (1 + 1 / share), abs=2)
-        method.knowledge_cut = False
+        method.knowledge.cut = False
         assert method.cost(architecture).training_flops == pytest.approx(flops[0] * (1 + 1 / share) + flops[1], abs=2)
-        method.personal_models[0] = [architecture]
+        method.personal_models.kept[0] = [architecture]
         assert method.order_cost(order).training_flops == sum(flops)
 
 
@@ -450,7 +450,7 @@ def test_a_search_leaves_time_for_the_pass():
     flops = method.cost(NORMED.full()).training_flops
     for taken, found in ((0.999999, NORMED.full()), (1.000001, NORMED.width(0.25))):
         budget = Budget(10**12, round_seconds=1.0, seconds_per_flop=taken / flops)
-        assert method.search(0, budget, grows=False) == found
+        assert method.search.find(0, budget, grows=False) == found
 
 
 # Search
@@ -542,7 +542,7 @@ def test_a_budget_that_has_grown_for_good_brings_a_larger_model_at_the_third_con
     assert got == [FAMILY.width(0.5)] * 5 + [FAMILY.full()]
     owner_of(method, 0, FAMILY.full())
     assert contact(method, 0, full) == FAMILY.full()
-    assert method.changes == {}
+    assert method.personal_models.changes == {}
 
 
 def test_a_budget_that_falls_for_good_brings_a_smaller_model_at_the_third_contact():
@@ -580,10 +580,10 @@ def test_a_change_is_forgotten_with_the_devices_models():
     method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
     owner_of(method, 0, FAMILY.width(0.5))
     contact(method, 0, method.cost(FAMILY.full()).peak_training_memory_bytes)
-    assert method.changes == {0: ("more", 1)}
+    assert method.personal_models.changes == {0: ("more", 1)}
     lost = replace(came_back(method, 4, {"weights": 1.0}, personal=[0.0]), order=Order(0, FAMILY.width(0.5)))
     method.finish_round([lost])
-    assert (method.changes, method.personal_models) == ({}, {})
+    assert (method.personal_models.changes, method.personal_models.kept) == ({}, {})
 
 
 def test_a_budget_that_has_grown_a_little_brings_no_larger_model():
@@ -623,7 +623,7 @@ EVOLVED = RaFLParams(space="once-for-all", searcher="evolution")
 def test_once_for_all_personal_models_are_the_supernets_sub_networks():
     """The largest number of parameters among all of them under the memory that the knowledge network leaves."""
     method = rafl(ONCE_FOR_ALL, family=ELASTIC)
-    assert method.knowledge_architecture == ONCE.smallest()
+    assert method.knowledge.architecture == ONCE.smallest()
     prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in ONCE.enumerate()}
     beside = prices[ONCE.smallest()].peak_training_memory_bytes
     memory = sorted({price.peak_training_memory_bytes for price in prices.values()})
@@ -640,7 +640,7 @@ def test_once_for_all_personal_models_are_the_supernets_sub_networks():
 def test_what_travels_as_int8_fits_the_link_and_little_of_it_is_given_away():
     """The smallest network of this space does not have the most scales for its weights, as those of others do."""
     method = rafl(ONCE_FOR_ALL, family=ELASTIC)
-    method.settings = replace(method.settings, wire="int8")
+    method.networks.settings = replace(method.networks.settings, wire="int8")
     prices = {a: method.cost(a) for a in ONCE.enumerate()}
     sizes = sorted(price.download_bytes for price in prices.values())
     memory_bytes = max(price.peak_training_memory_bytes for price in prices.values())
@@ -710,7 +710,7 @@ def test_accuracies_of_the_once_for_all_space_are_refused_where_shares_are_searc
         rafl(evolved, family=ELASTIC, initial_file=file)
     rafl(evolved.model_copy(update={"searcher": "exact"}), family=ELASTIC, initial_file=file)  # which does not read it
     file.with_suffix(".json").write_text('{"model": "of somebody else"}')
-    assert rafl(evolved, family=ELASTIC, initial_file=file).pairs == ([], [])
+    assert rafl(evolved, family=ELASTIC, initial_file=file).search.pairs == ([], [])
 
 
 def test_an_accuracy_that_is_no_number_and_options_that_are_none_are_told_with_the_file(tmp_path):
@@ -776,7 +776,7 @@ def test_a_run_from_a_supernet_searches_by_the_accuracies_beside_its_weights(tmp
     first, second = run(engine, scorer, (1, 2), simulated_grid())
     assert (first["devices_replied"], second["devices_replied"]) == (4, 4)
     smallest = ElasticSpace.of(engine.method.family).smallest()
-    assert {a for kept in engine.method.personal_models.values() for a in kept} == {smallest}
+    assert {a for kept in engine.method.personal_models.kept.values() for a in kept} == {smallest}
     assert drawn.method.assign(0, engine.assignments[0].budget) == ElasticSpace.of(engine.method.family).largest()
 
 
@@ -794,8 +794,8 @@ def test_the_state_is_the_knowledge_network_and_who_has_what():
     first, second = rafl(), rafl()
     owner_of(first, 3, FAMILY.width(0.5))
     second.load(first.state())
-    assert second.personal_models == {3: [FAMILY.width(0.5)]}
-    assert all((second.knowledge[name] == first.knowledge[name]).all() for name in first.knowledge)
+    assert second.personal_models.kept == {3: [FAMILY.width(0.5)]}
+    assert all((second.knowledge.weights[name] == value).all() for name, value in first.knowledge.weights.items())
 
 
 # Whole rounds
@@ -810,8 +810,8 @@ def test_only_the_knowledge_network_travels_once_all_devices_have_their_models(t
     grid = simulated_grid()
     first, second = run(engine, scorer, (1, 2), grid)
     family, method = engine.method.family, engine.method
-    small = sum(4 * value.numel() for value in method.knowledge.values())
-    models = [kept[0] for kept in method.personal_models.values()]
+    small = sum(4 * value.numel() for value in method.knowledge.weights.values())
+    models = [kept[0] for kept in method.personal_models.kept.values()]
     personal = sum(4 * sum(torch.Size(spec.shape).numel() for spec in family.tensors(a).values()) for a in models)
     assert len(models) == 6
     assert (first["training_bytes_down"], first["training_bytes_up"]) == (6 * small + personal, 6 * small)
@@ -837,8 +837,8 @@ def test_a_device_that_lost_its_model_helps_without_it_and_is_sent_the_supernets
     # The loss is counted once: the device kept nothing in the second round that it could lose again.
     assert (third["devices_state_lost"], third["metrics"]["personal_models_lost"]) == (0, 0)
     assert third["training_bytes_down"] > second["training_bytes_down"]
-    assert engine.method.lost_models == 1
-    assert 2 in engine.method.personal_models
+    assert engine.method.personal_models.lost == 1
+    assert 2 in engine.method.personal_models.kept
 
 
 def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp_path):
@@ -849,9 +849,9 @@ def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp
         engine, scorer = started(small_config(tmp_path / name, **keys))
         grid = simulated_grid()
         records = run(engine, scorer, (1, 2), grid)
-        small = sum(4 * value.numel() for value in engine.method.knowledge.values())
+        small = sum(4 * value.numel() for value in engine.method.knowledge.weights.values())
         assert [(r["training_bytes_down"], r["training_bytes_up"]) for r in records] == [(6 * small, 6 * small)] * 2
-        assert len(engine.method.personal_models) == 6
+        assert len(engine.method.personal_models.kept) == 6
         files = sorted((tmp_path / name / "runs").rglob("personal-*"))
         drawn.append([file.read_bytes() for file in files])
     assert drawn[0] == drawn[1]
@@ -862,7 +862,7 @@ def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp
     third, fourth = run(engine, scorer, (3, 4), grid)
     assert third["metrics"]["personal_models_lost"] == 1
     assert fourth["metrics"]["personal_models_lost"] == 0
-    assert 2 in engine.method.personal_models  # and it was drawn anew
+    assert 2 in engine.method.personal_models.kept  # and it was drawn anew
 
 
 def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tmp_path):
@@ -871,8 +871,8 @@ def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tm
     record = run(engine, scorer, (1,), simulated_grid())[0]
     [model] = engine.evaluation.scored.values()
     assert record["score"] == scorer(model).score
-    assert all((model.weights[name] == value).all() for name, value in engine.method.knowledge.items())
-    assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.personal_models}
+    assert all((model.weights[name] == value).all() for name, value in engine.method.knowledge.weights.items())
+    assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.personal_models.kept}
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
@@ -885,9 +885,9 @@ def test_devices_score_the_knowledge_network_on_their_own_examples(epochs, tmp_p
     method, device_state = engine.method, tmp_path / "runs" / "small" / "device-state"
     task = load_task(TaskSpec.from_json(engine.settings.task))
     shares = []
-    for device, [architecture] in sorted(method.personal_models.items()):
-        weights = {name: value.clone() for name, value in method.knowledge.items()}
-        own = with_weights(method.knowledge_family, method.knowledge_architecture, weights)
+    for device, [architecture] in sorted(method.personal_models.kept.items()):
+        weights = {name: value.clone() for name, value in method.knowledge.weights.items()}
+        own = with_weights(method.knowledge.family, method.knowledge.architecture, weights)
         if epochs:
             personal = method.family.build(architecture)
             [kept] = device_state.rglob(f"device-{device}/*.safetensors")
@@ -932,8 +932,8 @@ def test_a_run_from_given_weights_calibrates_in_its_first_round(tmp_path):
     save_file({**drawn.method.supernet}, file)
     keys |= {"personal.epochs": 0, "initial.weights": str(file), "evaluate-every": 1, "devices-per-round": 3}
     engine, scorer = started(small_config(tmp_path, **keys))
-    assert engine.method.knowledge_cut
+    assert engine.method.knowledge.cut
     first, second = run(engine, scorer, (1, 2), simulated_grid())
-    assert not engine.method.knowledge_cut
+    assert not engine.method.knowledge.cut
     assert (first["devices_replied"], second["devices_replied"]) == (3, 3)
     assert (first["personal_devices"], first["personal_failed"]) == (6, 0)

@@ -22,9 +22,9 @@ from wildflower.tasks.device_data import (
     made,
 )
 from wildflower.tasks.labels import alike, label_text, same, shown
+from wildflower.tasks.rows import as_name
 from wildflower.tasks.tables import TableArguments
 from wildflower.tasks.task import TaskSpec, describe
-from wildflower.tasks.texts import as_name
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 

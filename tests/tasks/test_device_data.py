@@ -36,8 +36,9 @@ from wildflower.tasks.device_data import (
 )
 from wildflower.tasks.npz import NpzArguments
 from wildflower.tasks.remarks import MAX_EXAMPLE_LETTERS, MAX_REMARKS, MAX_WHAT_LETTERS, Remark, Remarks
+from wildflower.tasks.rows import files_behind, saved
 from wildflower.tasks.task import TaskSpec, describe, load_task, server_test
-from wildflower.tasks.texts import OwnTextArguments, files_behind, saved
+from wildflower.tasks.texts import OwnTextArguments
 
 GRAY = Form(stored="uint8", input_shape=(1, 2, 2), labels="classes")
 

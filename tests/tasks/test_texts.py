@@ -489,7 +489,7 @@ def test_files_of_another_kind_are_refused(
 def test_a_line_without_an_end_is_not_read_whole(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wildflower.tasks.texts.MAX_LINE_BYTES", 40)
+    monkeypatch.setattr("wildflower.tasks.rows.MAX_LINE_BYTES", 40)
     (tmp_path / "train.jsonl").write_text('{"text": "good", "label": "a"}\n' + "x" * 100)
     with pytest.raises(ValueError, match=r"train\.jsonl:2: the line has 40 bytes or more"):
         load(tmp_path, tokenizer)

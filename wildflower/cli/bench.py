@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from wildflower.devices.validation import did_you_mean
+from wildflower.plugins.nearest import did_you_mean
 
 MAIN = "run"  # the file that stands for its whole folder
 

@@ -30,7 +30,8 @@ from wildflower.devices.quantity import (
 )
 from wildflower.devices.resource_report import MAX_FLOP_PER_S, MAX_MBIT_PER_S, DeviceReport
 from wildflower.devices.time_series import LINK_COLUMNS, MEMORY_COLUMNS, Trace, read_trace
-from wildflower.devices.validation import MAX_WHOLE, check_number, nearest
+from wildflower.devices.validation import MAX_WHOLE, check_number
+from wildflower.plugins.nearest import nearest
 
 Requirement = Callable[[float], tuple[int, int]]
 

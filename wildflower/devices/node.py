@@ -9,7 +9,8 @@ from wildflower.devices.links import BANDWIDTH_KEYS, LinkSettings, update_links,
 from wildflower.devices.probe import probe_machine
 from wildflower.devices.resource_report import MAX_KIND_LETTERS, DeviceReport
 from wildflower.devices.speed import own_speed
-from wildflower.devices.validation import check_text, check_whole, nearest, shown
+from wildflower.devices.validation import check_text, check_whole, shown
+from wildflower.plugins.nearest import nearest
 
 FOLDER_KEYS = ("state-dir", "data-dir", "gpu-trainer")
 MIN_MEMBERS = 3  # of a sum under masks

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from wildflower.devices.validation import check_number, nearest
+from wildflower.devices.validation import check_number
+from wildflower.plugins.nearest import nearest
 
 MEMORY_UNITS = {
     "B": 1.0,

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from wildflower.devices.validation import check_number, check_text, check_whole, json_object, nearest, shown
+from wildflower.devices.validation import check_number, check_text, check_whole, json_object, shown
+from wildflower.plugins.nearest import nearest
 
 # More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
 MAX_MBIT_PER_S = 1e6

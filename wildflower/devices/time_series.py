@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wildflower.devices.validation import nearest
+from wildflower.plugins.nearest import nearest
 
 # Unit of the second column -> factor to Mbit/s or to bytes.
 LINK_COLUMNS = {"kbit_per_s": 1e-3, "mbit_per_s": 1.0, "gbit_per_s": 1e3}

@@ -1,10 +1,11 @@
 """Checks of values that come from a message, a file or a user, with errors that say what would be right."""
 
-import difflib
 import reprlib
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
+
+from wildflower.plugins.nearest import nearest
 
 MAX_WHOLE = 2**63 - 1  # what PyTorch, NumPy and struct hold in a whole number
 MAX_LETTERS = 1000  # of a text from outside in a log or a record
@@ -21,18 +22,6 @@ def one_line(text: str, maximum: int = MAX_LETTERS) -> str:
 def shown(value: object) -> str:
     """A value from outside as an error message shows it: its repr, cut."""
     return one_line(_SHORT.repr(value), 200)
-
-
-def nearest(name: object, valid: Iterable[str]) -> str:
-    """The end of an error message about a wrong name: the nearest valid names, or all of them when none is near."""
-    names = sorted(valid)
-    return did_you_mean(name, names) or f"valid are {', '.join(names)}"
-
-
-def did_you_mean(name: object, valid: Iterable[str]) -> str:
-    """The nearest valid names as the end of an error message; "" when none is near."""
-    close = difflib.get_close_matches(str(name)[:100], sorted(valid), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, Any]:

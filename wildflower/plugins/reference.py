@@ -7,7 +7,6 @@ there.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 from wildflower.plugins import beside
 from wildflower.plugins.draws import same_draws
+from wildflower.plugins.nearest import LIKENESS, did_you_mean
 
 MAX_NAMES = 12  # of what a module has, in an error
 
@@ -106,7 +106,7 @@ def named(reference: str, wanted: type | tuple[type, ...]) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         there = [key for key, value in vars(module).items() if _fits(value, wanted, name)]
-        raise PluginError(f"{name} has no {attribute}; {_nearest(attribute, there)}") from None
+        raise PluginError(f"{name} has no {attribute}; {_meant(attribute, there)}") from None
 
 
 def _fits(value: object, wanted: type | tuple[type, ...], module: str) -> bool:
@@ -141,15 +141,16 @@ def _looked(name: str) -> str:
     if folder is None:
         return f"{installed}; a file of one's own lies beside the experiment, and is run by 'wildflower run'"
     files = [path.stem for path in folder.glob("*.py")]
-    close = difflib.get_close_matches(name, files, n=1)
-    return f"in {folder} or {installed}" + (f"; did you mean {close[0]!r}?" if close else "")
+    meant = did_you_mean(name, files, most=1, likeness=LIKENESS)
+    return f"in {folder} or {installed}" + (f"; {meant}" if meant else "")
 
 
-def _nearest(name: str, there: Iterable[str]) -> str:
+def _meant(name: str, there: Iterable[str]) -> str:
     there = list(there)
-    close = difflib.get_close_matches(name, there, n=1)
     shown = [*there[:MAX_NAMES], *(["..."] if len(there) > MAX_NAMES else [])]
-    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(shown) or 'nothing of that kind'}"
+    return did_you_mean(name, there, most=1, likeness=LIKENESS) or (
+        f"it has {', '.join(shown) or 'nothing of that kind'}"
+    )
 
 
 def _described(value: object) -> str:

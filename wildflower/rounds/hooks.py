@@ -13,8 +13,8 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from wildflower.devices.budget import Budget
-from wildflower.devices.validation import nearest
 from wildflower.messages.tensor_sets import Weights
+from wildflower.plugins.nearest import nearest
 from wildflower.plugins.reference import one_sentence
 from wildflower.rounds.population import Population
 from wildflower.rounds.replies import Checked

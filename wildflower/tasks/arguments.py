@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import reprlib
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.config import JsonDict
+
+from wildflower.plugins.nearest import LIKENESS, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -74,11 +75,9 @@ def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
         return first["msg"].removeprefix("Value error, ")
     name, *inside = map(str, first["loc"])
     if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(name, kind.model_fields, n=1)
+        meant = did_you_mean(name, kind.model_fields, most=1, likeness=LIKENESS)
         task_takes = f"task takes {', '.join(kind.model_fields)}"
-        return f"there is no argument {name!r}; " + (
-            f"did you mean {close[0]!r}? The {task_takes}" if close else f"the {task_takes}"
-        )
+        return f"there is no argument {name!r}; " + (f"{meant} The {task_takes}" if meant else f"the {task_takes}")
     if first["type"] == "missing":
         return f"the argument {name!r} is missing; the task takes {', '.join(kind.model_fields)}"
     where = name + "".join(f"[{part}]" for part in inside if part.isdigit())

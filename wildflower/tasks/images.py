@@ -37,7 +37,7 @@ from wildflower.tasks.decoding import decoded
 from wildflower.tasks.device_data import OwnArguments, made, renamed
 from wildflower.tasks.hub import existing_folder, import_datasets
 from wildflower.tasks.remarks import Remarks, in_words, joined
-from wildflower.tasks.texts import as_name, check_columns, csv_rows, files_behind, json_rows, saved
+from wildflower.tasks.rows import as_name, check_columns, files_behind, rows_of, saved
 
 DARK = "images have no value above 15 of 255: scans of 12 bits must be scaled to 16 before they are saved"
 SEVERAL = "images have several frames or pages, of which the first alone is read"
@@ -158,7 +158,7 @@ def _listed(
 def _named(folder: Path, file: Path) -> list[Listed]:
     """The images that a file of metadata lists."""
     found = dict[Path, Listed]()
-    for line, row in (csv_rows if file.suffix == ".csv" else json_rows)(file):
+    for line, row in rows_of(file):
         check_columns(row, ("file_name", "label"), file, line)
         if empty := [column for column in ("file_name", "label") if row[column] in (None, "")]:
             raise ValueError(f"{file}:{line}: {empty[0]} is empty")

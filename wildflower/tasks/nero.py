@@ -19,7 +19,8 @@ from pydantic import Field
 from wildflower.plugins.extras import data_package_text
 from wildflower.tasks.data import DataSet, find_file
 from wildflower.tasks.hub import existing_folder
-from wildflower.tasks.texts import held_out, lines_of
+from wildflower.tasks.rows import lines_of
+from wildflower.tasks.texts import held_out
 from wildflower.tasks.tokens import TextArguments, Texts, joined, make_text_data_set, tokenized_once
 
 log = logging.getLogger("flwr")  # what Flower's own log is called

@@ -28,21 +28,9 @@ from wildflower.tasks.data import (
 )
 from wildflower.tasks.device_data import MAX_CHANNELS, OwnArguments, made
 from wildflower.tasks.hub import existing_folder
-from wildflower.tasks.texts import (
-    Name,
-    as_float32,
-    as_name,
-    check_columns,
-    check_size,
-    csv_rows,
-    files_behind,
-    json_rows,
-    saved,
-    saved_rows,
-    tsv_rows,
-)
+from wildflower.tasks.rows import as_float32, as_name, check_columns, files_behind, rows_of, saved
+from wildflower.tasks.texts import Name
 
-READERS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".arrow": saved_rows}
 FORMATS = (".csv", ".tsv", ".jsonl")
 MANY_NAMES = 10  # of labels that are numbers; more of them than half of the rows are no classes
 EXPECTED = "the files that task-arguments name"
@@ -162,10 +150,9 @@ def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, l
     columns, labels = arguments.columns, list[object]()
     values = array("d")
     if file is not None:
-        check_size(file.stat().st_size, file)
         number_of = partial(as_float32, decimal=arguments.decimal) if file.suffix in (".csv", ".tsv") else as_float32
         label_of: Callable[[object], object] = number_of if arguments.labels == "numbers" else as_name
-        for line, row in READERS[file.suffix](file):
+        for line, row in rows_of(file):
             check_columns(row, (*columns, arguments.label), file, line)
             column = arguments.label
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from wildflower.plugins.nearest import LIKENESS, did_you_mean
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence, value_of
 from wildflower.tasks import (
     digits,
@@ -255,12 +255,8 @@ def _one_of(what: str, name: object, valid: Iterable[str]) -> None:
     valid = list(valid)
     if name in valid:
         return
-    nearest = difflib.get_close_matches(str(name), valid, n=1)
-    raise ValueError(
-        f"unknown {what} {name!r}"
-        + (f", did you mean '{nearest[0]}'?" if nearest else "")
-        + f" Valid: {', '.join(valid)}"
-    )
+    meant = did_you_mean(name, valid, most=1, likeness=LIKENESS)
+    raise ValueError(f"unknown {what} {name!r}{f', {meant}' if meant else ''} Valid: {', '.join(valid)}")
 
 
 def _is_number(value: object) -> bool:

