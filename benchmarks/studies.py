@@ -206,6 +206,7 @@ class Study:
     costs: whether what training costs a device has columns.
     places: what stands in settings for something that lies elsewhere on each machine -> what finds or makes it for a
         seed. The digest, and so what is recorded, has what stands for it.
+    recorded_as: settings that were called otherwise when figures were recorded -> what they were then.
     figures: what is kept of a finished run's folder. None of its keys is "settings", which holds the digest, or
         "layout".
     table: makes the results' table in Markdown. The fields from `target` to `costs` are for the default one.
@@ -220,6 +221,7 @@ class Study:
     part: str = ""
     costs: bool = False
     places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
+    recorded_as: Mapping[str, Sequence[str]] = field(default_factory=dict)
     figures: Callable[[Path], dict] = figures
     table: Callable[[Study, dict[str, Figures]], str] = table
 
@@ -247,7 +249,7 @@ class Study:
         experiment = tomllib.loads(self.experiment.read_text())
         fleet = experiment.get("fleet", "")
         settings = {"": experiment | ({"fleet": RECORDED_AS[fleet]} if fleet in RECORDED_AS else {})}
-        for setting in self.methods[method]:
+        for setting in (then for now in self.methods[method] for then in self.recorded_as.get(now, (now,))):
             key, _, value = setting.partition("=")
             settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
         return digest_of(settings)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.messages.encoding import Wire
@@ -36,6 +36,7 @@ from wildflower.server_app.key_groups import (
 )
 from wildflower.server_app.keys import listed_keys, missing_keys
 from wildflower.server_app.moved_keys import meant, moved_to
+from wildflower.server_app.own_hooks import check_hook_classes, hook_references
 from wildflower.server_app.unread_keys import READ_WITH, loaded_method, unread_keys
 from wildflower.strategies import DEFAULT_METHOD, METHODS
 from wildflower.strategies.method import Method
@@ -196,6 +197,11 @@ class RunConfig(Params):
         description='Settings of a method of your own where no key holds them, such as "damping = 0.3" '
         "(docs/extending.md)",
     )
+    hooks: str = Field(
+        "",
+        description='What is done beside every round, such as "my_hooks:EarlyStop(patience = 5), other:PerLayerNorms" '
+        "(docs/extending.md)",
+    )
     widths: Numbers = Field(
         (1.0, 0.5, 0.25, 0.125, 0.0625), description="Candidate widths; a device gets the widest that fits"
     )
@@ -322,8 +328,8 @@ class RunConfig(Params):
         return read_arguments(self.task, kind_of(self.task).arguments, parse_arguments(self.task_arguments))
 
     def references(self) -> list[str]:
-        """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
-        found = [self.strategy, self.task, self.public.task, *self.families()]
+        """All that the run has from outside, by reference: method, task, families and hooks."""
+        found = [self.strategy, self.task, self.public.task, *self.families(), *hook_references(self.hooks)]
         return [reference for reference in dict.fromkeys(found) if is_reference(reference)]
 
     def families(self) -> list[str]:
@@ -344,6 +350,12 @@ class RunConfig(Params):
             if not is_group and (why := moved_to(key)):
                 raise ValueError(f"{key} = {value!r}: {why}")
         return values
+
+    @field_validator("hooks")
+    @classmethod
+    def _hooks(cls, text: str) -> str:
+        check_hook_classes(text)
+        return text
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

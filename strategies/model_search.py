@@ -7,9 +7,8 @@ System-Heterogeneous Federated Learning through Dynamic Model Search" elsewhere.
 from __future__ import annotations
 
 import logging
-import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,11 +27,13 @@ from wildflower.models.base import STATISTICS, Family
 from wildflower.models.cost import Cost
 from wildflower.models.layers import Network
 from wildflower.models.space import Space
+from wildflower.strategies.fleet_search import find_priced, fleet_options
+from wildflower.strategies.layer_shares import layer_shares
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Selection, Setup, State, Trained, Training
 from wildflower.strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
 from wildflower.strategies.params import Count, CountOrZero, Params, Shares
 from wildflower.strategies.pricing import Means, fits, in_floats
-from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options
+from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
@@ -221,7 +222,7 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose few architectures for what the devices of the fleet may spend now, where few are wanted.
 
-        They are chosen among what the search finds for the fleet (`wildflower.strategies.search.fleet_options`).
+        They are chosen among what the search finds for the fleet (`wildflower.strategies.fleet_search.fleet_options`).
         """
         if not self.params.architectures:
             return
@@ -351,36 +352,3 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         if self.params.architectures and not self.chosen:
             raise ValueError("the checkpoint holds no architectures")
         self.candidates = self.chosen or self.candidates
-
-
-def layer_shares(text: str) -> dict[str, tuple[float, ...]]:
-    """Read shares of single layers: the inside of an inline TOML table, such as "stem = [1], 'stage3_*' = [0, 0.5]".
-
-    Names are those of `wildflower.models.space.Space.of`; a dot in a name needs no quotes, a star does.
-
-    Raises:
-        ValueError: it is no such table, or a value is no list of numbers.
-    """
-    example = "must be like \"stem = [1], 'stage3_*' = [0, 0.5]\""
-    try:
-        table = tomllib.loads(f"shares = {{{text}}}")["shares"]
-    except tomllib.TOMLDecodeError as error:
-        # tomllib's words for a key that stands there twice.
-        if "immutable namespace" in str(error) or "Duplicate" in str(error):
-            raise ValueError(f"{example}: a layer is named twice; give each its shares once") from None
-        raise ValueError(f"{example}: {error}") from None
-    found = {}
-    for name, values in _flat(table):
-        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-            raise ValueError(f"{example}: {name} is no list of numbers, but {values!r}")
-        found[name] = tuple(sorted(float(value) for value in values))
-    return found
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """TOML reads `stage1.stream = ...` as a table in a table."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

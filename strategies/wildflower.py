@@ -29,6 +29,7 @@ from wildflower.models.base import BlockFamily, Family, trained_parameters
 from wildflower.models.cost import FLOAT_BYTES, Cost
 from wildflower.models.layers import Network
 from wildflower.models.space import Space
+from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
 from wildflower.strategies.nested import (
     MOST_LEVELS,
@@ -41,7 +42,7 @@ from wildflower.strategies.nested import (
 )
 from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from wildflower.strategies.pricing import Means, in_floats
-from wildflower.strategies.search import AscentSearch, ExactSearch, find_priced, fleet_options
+from wildflower.strategies.search import AscentSearch, ExactSearch
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
@@ -252,7 +253,7 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
             return None
 
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
-        """What the search finds for the budgets of a fleet (`wildflower.strategies.search.fleet_options`)."""
+        """What the search finds for the budgets of a fleet (`wildflower.strategies.fleet_search.fleet_options`)."""
         if self.space is None or (searcher := self.searcher(self.space)) is None:
             return []
         rng, smallest = self.rng(6), self.space.smallest()

@@ -24,7 +24,7 @@ from benchmarks.tables import markdown, write_between
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.cnn import Cnn3
-from wildflower.strategies.hypemefed.hypemefed import HypeMeFedParams, follow
+from wildflower.strategies.hypemefed.hypemefed import HypeMeFedParams
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Inputs,
     LowRankHypernetwork,
@@ -34,6 +34,7 @@ from wildflower.strategies.hypemefed.layer_hypernetwork import (
     shortfall,
     unit_of_changes,
 )
+from wildflower.strategies.hypemefed.pairs_of_layers import follow
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.task import Task, TaskSpec, load_task
 

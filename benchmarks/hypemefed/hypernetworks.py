@@ -30,7 +30,6 @@ from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family
 from wildflower.models.resnet import ResNet18
 from wildflower.models.vgg import Vgg
-from wildflower.strategies.hypemefed.hypemefed import follow
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
     FullHypernetwork,
     Hypernetwork,
@@ -41,6 +40,7 @@ from wildflower.strategies.hypemefed.layer_hypernetwork import (
     shortfall,
     unit_of_changes,
 )
+from wildflower.strategies.hypemefed.pairs_of_layers import follow
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.data import Data
 from wildflower.tasks.task import TASKS, Task, TaskSpec

@@ -66,7 +66,7 @@ def train_all_exits(
                 family,
                 family.full(),
                 weights,
-                SumOfExits(all_exits=True),
+                SumOfExits(),
                 training,
                 task,
                 DeviceState(folder, "all exits", device),

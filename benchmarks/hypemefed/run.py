@@ -13,6 +13,23 @@ HERE = Path(__file__).resolve().parent
 ONE_EXIT = "family-arguments="
 CHANGES = ["strategy=hypemefed", "hypemefed.guess=change", "hypemefed.epochs=5"]  # ours: of changes from changes
 WEIGHTS = ("hypemefed.guess=weight", "hypemefed.epochs=25")  # of weights from weights for 25 epochs, as in the paper
+# Controls and variants of ours are plug-ins, which lie beside the experiments: hypemefed_controls.py.
+CONTROLS = "strategy=hypemefed_controls"
+OWNERS, STALE, AVERAGE = f"{CONTROLS}:Owners", f"{CONTROLS}:Stale", f"{CONTROLS}:MovingAverage"
+ALL = "hypemefed-controls.generate=all"
+CONTROL_OF_CHANGES = ["hypemefed-controls.guess=change", "hypemefed-controls.epochs=5"]
+CONTROL_OF_WEIGHTS = ["hypemefed-controls.guess=weight", "hypemefed-controls.epochs=25"]
+# What these settings were called when figures were recorded.
+RECORDED_AS = {
+    OWNERS: ("strategy=hypemefed", "hypemefed.fill=owners"),
+    STALE: ("strategy=hypemefed", "hypemefed.fill=stale"),
+    AVERAGE: ("strategy=hypemefed", "hypemefed.fill=ema"),
+    f"{CONTROLS}:DeepestExit": ("strategy=hypemefed", "hypemefed.exits=false"),
+    f"{CONTROLS}:DeepestExitOwners": ("strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"),
+    f"{CONTROLS}:SentBases": ("strategy=hypemefed", "hypemefed.sent-bases=true"),
+    f"{CONTROLS}:Shifted": ("strategy=hypemefed", "hypemefed.sent-bases=true", "hypemefed.shift=true"),
+    **{key: (key.replace("-controls", ""),) for key in (ALL, *CONTROL_OF_CHANGES, *CONTROL_OF_WEIGHTS)},
+}
 PRELIMINARY = {
     "all-large": ["strategy=fedavg", ONE_EXIT],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -21,13 +38,13 @@ PRELIMINARY = {
     # Norms, biases and heads as well, the paper's Figure 10.
     "exits and hypernetworks, all": [*CHANGES, "hypemefed.generate=all"],
     "exits and hypernetworks, weights": ["strategy=hypemefed", *WEIGHTS],
-    "exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
-    "hypernetworks": [*CHANGES, "hypemefed.exits=false"],
-    "hypernetworks, weights": ["strategy=hypemefed", "hypemefed.exits=false", *WEIGHTS],
-    "neither": ["strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"],
-    "exits, stale layers": ["strategy=hypemefed", "hypemefed.fill=stale"],
+    "exits": [OWNERS],
+    "hypernetworks": [f"{CONTROLS}:DeepestExit", *CONTROL_OF_CHANGES],
+    "hypernetworks, weights": [f"{CONTROLS}:DeepestExit", *CONTROL_OF_WEIGHTS],
+    "neither": [f"{CONTROLS}:DeepestExitOwners"],
+    "exits, stale layers": [STALE],
     # The control of the row with all guesses: an average of the past, which knows nothing of the device.
-    "exits, moving average of all": ["strategy=hypemefed", "hypemefed.fill=ema", "hypemefed.generate=all"],
+    "exits, moving average of all": [AVERAGE, ALL],
 }
 # On data where what a device changed in one layer says something of the next (guesses.py).
 FEW_CLASSES = ["partition=dirichlet", "alpha=0.1"]
@@ -46,7 +63,7 @@ TEN = {
     # Those of tier "exit 10" alone, as if nine heads that nobody trains had to be paid for.
     "one exit, five devices": ["strategy=fedavg", "fedavg.use=exclusive"],
     "ten exits and hypernetworks": CHANGES,
-    "ten exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
+    "ten exits": [OWNERS],
     "ten exits, every device trains all": [*CHANGES, "fleet=" + str(HERE / "all-fleet.toml")],
 }
 # The whole network without early heads.
@@ -56,7 +73,7 @@ SIX_DEVICES = ("statistics.devices=6", "statistics.examples=0")
 ON_HAPT = {
     "hypemefed": CHANGES,
     "hypemefed, all": [*CHANGES, "hypemefed.generate=all"],
-    "hypemefed without hypernetworks": ["strategy=hypemefed", "hypemefed.fill=owners"],
+    "hypemefed without hypernetworks": [OWNERS],
     "fedavg-s": ["strategy=fedavg", "fedavg.use=all-small"],
     "fedavg-l": ["strategy=fedavg", VGG],
     "heterofl": ["strategy=heterofl", *SIX_DEVICES, VGG],
@@ -73,18 +90,18 @@ HAPT = {
 }
 # What stands for the layers that a device lacks, with noisy owners.
 FILLS = {
-    "owners": ["hypemefed.fill=owners"],
-    "weights": [*WEIGHTS],
-    "weights, sent bases": [*WEIGHTS, "hypemefed.sent-bases=true"],
-    "weights, shifted": [*WEIGHTS, "hypemefed.sent-bases=true", "hypemefed.shift=true"],
-    "changes": CHANGES[1:],
-    "changes, all": [*CHANGES[1:], "hypemefed.generate=all"],
-    "stale": ["hypemefed.fill=stale"],
-    "ema": ["hypemefed.fill=ema"],
-    "ema, all": ["hypemefed.fill=ema", "hypemefed.generate=all"],
+    "owners": [OWNERS],
+    "weights": ["strategy=hypemefed", *WEIGHTS],
+    "weights, sent bases": [f"{CONTROLS}:SentBases", *CONTROL_OF_WEIGHTS],
+    "weights, shifted": [f"{CONTROLS}:Shifted", *CONTROL_OF_WEIGHTS],
+    "changes": CHANGES,
+    "changes, all": [*CHANGES, "hypemefed.generate=all"],
+    "stale": [STALE],
+    "ema": [AVERAGE],
+    "ema, all": [AVERAGE, ALL],
 }
 NOISY = {
-    f"{fill}, Dirichlet {alpha}": ["strategy=hypemefed", "partition=dirichlet", f"alpha={alpha}", *sets]
+    f"{fill}, Dirichlet {alpha}": ["partition=dirichlet", f"alpha={alpha}", *sets]
     for alpha in (0.1, 0.5)
     for fill, sets in FILLS.items()
 }
@@ -93,7 +110,7 @@ NOISY = {
 BY_USER = {
     "all-large": ["strategy=fedavg", ONE_EXIT],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
-} | {fill: ["strategy=hypemefed", *sets] for fill, sets in FILLS.items()}
+} | FILLS
 ONCE = ("exits-and-hypernetworks-weights", "hypernetworks-weights")  # with the first seed only
 
 
@@ -101,7 +118,7 @@ def study(name: str, methods: dict[str, list[str]]) -> Study:
     """A study with the fleet of its name."""
     fleet = f"fleet={HERE / f'{name}-fleet.toml'}"
     named = {method.replace(" ", "-").replace(",", ""): [fleet, *sets] for method, sets in methods.items()}
-    return Study(HERE / f"{name}.toml", named, once=ONCE, part="hypernetworks")
+    return Study(HERE / f"{name}.toml", named, once=ONCE, part="hypernetworks", recorded_as=RECORDED_AS)
 
 
 STUDIES = [

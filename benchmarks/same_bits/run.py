@@ -171,9 +171,7 @@ OWN: dict[str, dict[str, Any]] = {
         "hypemefed.epochs": 2,
         "hypemefed.learning-rate": 0.0005,
         "hypemefed.guess": "change",
-        "hypemefed.fill": "hypernetwork",
         "hypemefed.generate": "layers",
-        "hypemefed.exits": True,
     },
     "depthfl": {"depthfl.ramp-rounds": 4, "depthfl.alpha": 0.0, "depthfl.scored": "deepest"},
     "scalefl": {"scalefl.widths": "", "scalefl.gamma": 1.0, "scalefl.temperature": 3.0},
@@ -243,6 +241,13 @@ def simulated(strategy: str, **changes: Any) -> Variant:
     """A variant under the fleet; `changes` are keys with _ for -, and __ for the dot."""
     own = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     return Variant(BASE | {"strategy": strategy} | OWN[strategy] | FAMILY.get(strategy, {}) | own)
+
+
+def control(strategy: str, kind: str, **changes: Any) -> Variant:
+    """A control of a method, which is a plug-in of the method's benchmark."""
+    values = simulated(strategy, **changes).values
+    keys = {key.replace(f"{strategy}.", f"{strategy}-controls."): value for key, value in values.items()}
+    return Variant({**keys, "strategy": f"benchmarks.{strategy}.{strategy}_controls:{kind}"})
 
 
 def roomy(strategy: str, **changes: Any) -> Variant:
@@ -334,12 +339,12 @@ VARIANTS: dict[str, Variant] = {
     "heterofl roomy dynamic": roomy("heterofl", heterofl__dynamic=True),
     # Exits.
     "hypemefed weight": simulated("hypemefed", hypemefed__guess="weight"),
-    "hypemefed owners": simulated("hypemefed", hypemefed__fill="owners"),
-    "hypemefed stale": simulated("hypemefed", hypemefed__fill="stale"),
+    "hypemefed owners": control("hypemefed", "Owners"),
+    "hypemefed stale": control("hypemefed", "Stale"),
     "hypemefed all": simulated("hypemefed", hypemefed__generate="all"),
     "hypemefed weight all": simulated("hypemefed", hypemefed__generate="all", hypemefed__guess="weight"),
-    "hypemefed deepest": simulated("hypemefed", hypemefed__exits=False),
-    "hypemefed both models": simulated("hypemefed", hypemefed__fill="owners", both_models=True),
+    "hypemefed deepest": control("hypemefed", "DeepestExit"),
+    "hypemefed both models": control("hypemefed", "Owners", both_models=True),
     "hypemefed personal": simulated("hypemefed", **of(PERSONAL)),
     "depthfl corrected": simulated("depthfl", depthfl__alpha=0.1),
     "depthfl at once": simulated("depthfl", depthfl__ramp_rounds=0),

@@ -6,8 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,7 +19,7 @@ from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import Network
-from wildflower.models.placement import Axis, Placement
+from wildflower.models.placement import Placement
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Inputs,
     LowRankHypernetwork,
@@ -30,6 +29,7 @@ from wildflower.strategies.hypemefed.layer_hypernetwork import (
     shortfall,
     unit_of_changes,
 )
+from wildflower.strategies.hypemefed.pairs_of_layers import Source, follow
 from wildflower.strategies.method import (
     ClientContext,
     ClientStep,
@@ -47,29 +47,23 @@ from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exit
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
-Source = str  # the tensor that a deeper one is guessed from
 MAX_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
 
 # The client step ------------------------------------------------------------------------------------------------------
 
 
 class SumOfExits(Training):
-    """L = sum_i CE(f_i(x), y) over all exits i of the device, without weights; or its deepest exit's CE alone.
+    """L = sum_i CE(f_i(x), y) over all exits i of the device, without weights.
 
     Hypernetworks need every device's weights by themselves, so that nobody adds them up.
     """
 
-    all_exits: bool
-
+    @override
     def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """All tensors of the sub-model, not merged."""
         return {"weights": TensorSet.of(family.tensors(architecture))}
 
+    @override
     def loss(self, context: ClientContext, model: Network) -> Loss:
-        """The sum over exits, or the deepest."""
-        if not self.all_exits:
-            return super().loss(context, model)
-
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             return torch.stack([context.task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
 
@@ -95,30 +89,11 @@ class HypeMeFedParams(Params):
         description="What is guessed of a deeper layer from a shallower one: its weight (the paper), or what a "
         "device's training changed (ours)",
     )
-    sent_bases: bool = Field(
-        False,
-        description="Whether guesses of weights read a device's weight in the singular bases of the weight that it was "
-        "sent, and not in its own (the paper); guesses of changes always do",
-    )
-    shift: bool = Field(
-        False,
-        description="Whether all guesses of weights are shifted by what those for the layer's owners lack in the mean; "
-        "guesses of changes always are",
-    )
-    fill: Literal["hypernetwork", "owners", "stale", "ema"] = Field(
-        "hypernetwork",
-        description="What stands for layers behind a device's exit: hypernetwork, owners (nothing), stale (the global "
-        "weights of the round before), or ema (a moving average of the owners' means)",
-    )
-    ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="Weight of the rounds before in the moving average of fill = 'ema'"
-    )
     generate: Literal["layers", "all"] = Field(
         "layers",
         description="What is guessed: weights of convolutions and linear layers between the exits, or all: biases, "
         "norms and heads too",
     )
-    exits: bool = Field(True, description="Whether devices train all of their exits; false: their deepest one")
 
 
 @dataclass
@@ -148,28 +123,16 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
 
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
         require_exits("hypemefed", setup.family)
-        if params.fill in ("hypernetwork", "ema") and params.generate == "all" and not params.exits:
-            raise ValueError(
-                "hypemefed.generate = 'all' guesses a head from the one before it, which only devices that train all "
-                "of their exits have: set hypemefed.exits = true, or hypemefed.generate = 'layers'"
-            )
         super().__init__(setup, params, by_exit(setup.family))
-        found = follow(setup.family, params.generate) if params.fill in ("hypernetwork", "ema") else {}
-        # Frozen tensors are the same on all devices, so that they need not be guessed.
-        guessed = {
-            exit: {target: source for target, source in pairs.items() if not setup.family.is_frozen(target)}
-            for exit, pairs in found.items()
-        }
-        self.sources = guessed if params.fill == "hypernetwork" else {}
-        # Of every exit the tensors of which averages are kept: those that hypernetworks would guess.
-        self.averaged = {exit: list(pairs) for exit, pairs in guessed.items()} if params.fill == "ema" else {}
-        self.averages_of_owners = {name: self.weights[name] for names in self.averaged.values() for name in names}
+        self.sources = self.guessed_from()
         self.uploads: list[Upload] = []
         self.trained: set[str] = set()  # targets whose hypernetworks have learned from some round
         # The root mean square change of a tensor in the last round where devices had it. Nobody changes what is frozen.
         read = {source for pairs in self.sources.values() for source in pairs.values()}
         self.units: dict[str, float] = dict.fromkeys(filter(setup.family.is_frozen, read), 0.0)
-        self._reading = self._read_round()
+        self._reading = self.read_round()
+        # All guesses of the kind are shifted by what those for a layer's owners lack in the mean.
+        self.shifts = params.guess == "change"
         self._shortfalls: dict[str, Tensor] = {}  # by target, in units, in this round
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.hypernetworks: dict[str, LowRankHypernetwork] = {}
@@ -180,19 +143,25 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
                 network = LowRankHypernetwork(*shapes, params.rank, params.hidden, from_zero=params.guess == "change")
                 self.hypernetworks[target] = network.to(where)
 
+    def guessed_from(self) -> dict[int, dict[str, Source]]:
+        """Return what is guessed from what, by exit; what is frozen is the same on all devices, and need not be."""
+        return {
+            exit: {target: source for target, source in pairs.items() if not self.family.is_frozen(target)}
+            for exit, pairs in follow(self.family, self.params.generate).items()
+        }
+
     @classmethod
     def check(cls, params: HypeMeFedParams, *, both_models: bool) -> None:
         """A device that trains two models would count twice in the layers that are guessed."""
-        if both_models and params.fill != "owners":
+        if both_models:
             raise ValueError(
                 "both-models = True: hypemefed would count a device that trains two models twice in the deep layers, "
-                f"with its own and with what hypemefed.fill = {params.fill!r} adds for its smaller one: false, or set "
-                "that to 'owners'"
+                "with its own and with what it guesses for its smaller one: leave it false"
             )
 
     def client_step(self, order: Order) -> ClientStep:
         """The sum of the losses of all exits that the device has."""
-        return SumOfExits(all_exits=self.params.exits)
+        return SumOfExits()
 
     @override
     @classmethod
@@ -205,11 +174,9 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
         weights = contribution.own("weights")
         architecture = contribution.group.architecture
         exit = self.family.exit_of(architecture)
-        untrained = () if self.params.exits else tuple(f"{head}." for head in list(self.family.segments)[: exit - 1])
-        trained = {name: value for name, value in weights.items() if not name.startswith(untrained)}
-        self._add(contribution.group.placement, trained, contribution.examples)
+        self._add(contribution.group.placement, weights, contribution.examples)
         # Copies: the tensors of an update are views of the whole of it.
-        tensors = {name: trained[name].clone() for name in self._read(exit)}
+        tensors = {name: weights[name].clone() for name in self.read(exit)}
         self.uploads.append(Upload(contribution.devices[0], exit, contribution.examples, tensors))
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
@@ -218,10 +185,8 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
         with self.stopwatch.timed("hypernetworks"):
             self._measure()
             self._train()
-        self._average_owners()
-        fill = {"stale": self._stale, "ema": self._past_owners}.get(self.params.fill, self._guess)
         for upload in self.uploads:
-            added = fill(upload)
+            added = self.fill(upload)
             if added:
                 try:
                     self._add(self.family.place(self.family.full()), added, upload.weight)
@@ -230,13 +195,13 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
                     log.warning(text, self.round, upload.device, error)
         self.uploads, self._shortfalls = [], {}
         metrics = super().finish_round(trained)
-        self._reading = self._read_round()  # lets go of what devices were sent
+        self._reading = self.read_round()  # lets go of what devices were sent
         return metrics
 
     def _train(self) -> None:
         p = self.params
         for exit, pairs in self.sources.items():
-            deep = self._deep(exit)
+            deep = self.deep(exit)
             if not deep:
                 continue  # nobody has both sides in this round: the hypernetworks stay as they are
             for target, source in pairs.items():
@@ -255,42 +220,21 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
                     log.warning(text, self.round, target, error / of_zeros if of_zeros else float("inf"))
                 else:
                     self.trained.add(target)
-                if (p.shift or p.guess == "change") and target in self.trained:
+                if self.shifts and target in self.trained:
                     self._shortfalls[target] = shortfall(network, samples, [upload.weight for upload in deep])
 
-    def _deep(self, exit: int) -> list[Upload]:
-        """The uploads of the round that reach an exit."""
+    def deep(self, exit: int) -> list[Upload]:
+        """Return the uploads of the round that reach an exit."""
         return [upload for upload in self.uploads if upload.exit >= exit]
 
     def _is_trained(self, exit: int) -> bool:
         return exit in self.sources and self.trained.issuperset(self.sources[exit])
 
-    def _stale(self, upload: Upload) -> Weights:
-        """The global weights of all tensors that a device has not."""
-        theirs = self.family.tensors(self.family.up_to(upload.exit))
-        return {n: value for n, value in self.weights.items() if n not in theirs and not self.family.is_frozen(n)}
+    def fill(self, upload: Upload) -> Weights:
+        """Return what stands for the tensors behind a device's exit.
 
-    def _average_owners(self) -> None:
-        """A <- decay A + (1 - decay) times the owners' mean of the round, by examples; kept where nobody owns a layer.
-
-        A hypernetwork that has learned its owners' weights by heart is a memory of past ones. This is such a memory,
-        and knows nothing of the device that it stands in for.
+        That is what hypernetworks guess of them, as far as exits are ready.
         """
-        decay = self.params.ema_decay
-        for exit, names in self.averaged.items():
-            deep = self._deep(exit)
-            total = sum(upload.weight for upload in deep)
-            for name in names if total else ():
-                mean = sum((upload.tensors[name] * (upload.weight / total) for upload in deep), torch.zeros(()))
-                self.averages_of_owners[name] = decay * self.averages_of_owners[name] + (1 - decay) * mean
-
-    def _past_owners(self, upload: Upload) -> Weights:
-        """The moving averages of all that hypernetworks would guess for a device."""
-        behind = (names for exit, names in self.averaged.items() if exit > upload.exit)
-        return {name: self.averages_of_owners[name] for names in behind for name in names}
-
-    def _guess(self, upload: Upload) -> Weights:
-        """What the hypernetworks guess of the tensors behind a device's exit, as far as exits are ready."""
         guessed: Weights = {}
         with self.stopwatch.timed("hypernetworks"):
             for exit in range(upload.exit + 1, len(self.family.segments) + 1):
@@ -313,10 +257,11 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
             unit = unit_of_changes(self.weights[name], found)
             if unit or name not in self.units:
                 self.units[name] = unit
-        self._reading = self._read_round()
+        self._reading = self.read_round()
 
-    def _read_round(self) -> Reading:
-        return Reading(self.params.guess, self.weights, self.units, self.params.sent_bases)
+    def read_round(self) -> Reading:
+        """Return how this round's tensors are read and guessed."""
+        return Reading(self.params.guess, self.weights, self.units)
 
     def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Inputs:
         """What a hypernetwork reads of a device's tensor; made once for all that read it."""
@@ -332,17 +277,16 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
         total.add(flatten(weights, layout), weight, None, ())
         self.mean.add(placement, layout, total)
 
-    def _read(self, exit: int) -> set[str]:
-        """The tensors up to an exit that hypernetworks read or guess, or of which averages are kept."""
+    def read(self, exit: int) -> set[str]:
+        """Return the tensors up to an exit that hypernetworks read or guess."""
         if not self.sources:
-            return {name for number, names in self.averaged.items() if number <= exit for name in names}
+            return set()
         first = {source for source in self.sources[2].values() if not self.family.is_frozen(source)}
         return first.union(*(self.sources[number] for number in range(2, exit + 1)))
 
     def state(self) -> State:
-        """The global weights, the hypernetworks and the averages of owners."""
+        """The global weights and the hypernetworks."""
         state = super().state()
-        state.tensors |= {f"owners/{name}": value for name, value in self.averages_of_owners.items()}
         state.values |= {"trained": sorted(self.trained), "units": self.units}
         for target, network in self.hypernetworks.items():
             found = network.state_dict().items()
@@ -353,11 +297,6 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
         """Restore the global weights and the hypernetworks; ValueError where they are of another rank or family."""
         super().load(state)
         self.trained, self.units = set(state.values["trained"]), dict(state.values["units"])
-        averages = {name: state.tensors.get(f"owners/{name}") for name in self.averages_of_owners}
-        for name, value in averages.items():
-            if value is None or value.shape != self.weights[name].shape:
-                raise ValueError(f"the checkpoint has no average of {name}")
-            self.averages_of_owners[name] = value
         for target, network in self.hypernetworks.items():
             prefix = f"hypernetwork/{target}/"
             found = {n.removeprefix(prefix): v for n, v in state.tensors.items() if n.startswith(prefix)}
@@ -365,56 +304,3 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
                 network.load_state_dict(found)
             except RuntimeError as error:
                 raise ValueError(f"the checkpoint's hypernetwork of {target} is another one: {error}") from None
-
-
-def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dict[int, dict[str, Source]]:
-    """Which tensor each one behind the first exit is guessed from: exit -> {target: source}, of all that is guessed.
-
-    Layers are the weights of convolutions and linear layers whose outputs are one of a segment's groups, but for those
-    inside heads; "all" are also their biases, the norms' scales and shifts, and the segment's head. Running statistics
-    are measured and never guessed. A target's source is the one of the same name in the segment before (conv1 of block
-    2 from conv1 of block 1). Of several those nearest to the exit go together, and so on towards the front: where the
-    first exit comes behind blocks 0 and 1, block 2 follows block 1. Where there is none of that name, a target's source
-    is the segment's last of the same kind, else its last layer.
-
-    Raises:
-        ValueError: a segment has no layer.
-    """
-    specs = family.tensors(family.full())
-    parameters = [name for name, _ in family.without_memory(family.full()).named_parameters()]
-
-    def of_head(name: str) -> bool:
-        return name.startswith(tuple(f"{head}." for head in family.segments))
-
-    def kind_of(name: str) -> tuple[bool, int, str]:
-        """Whether it is a head's, of how many dimensions, and a weight or a bias: a norm's scale is no shift."""
-        return of_head(name), len(specs[name].shape), name.rpartition(".")[2]
-
-    segments: list[tuple[list[str], list[str]]] = []  # layers, and all that is generated
-    for head, groups in family.segments.items():
-        axes = {name: specs[name].axes[0] for name in parameters if not of_head(name)}
-        inside = [name for name, axis in axes.items() if isinstance(axis, Axis) and axis.group in groups]
-        layers = [name for name in inside if len(specs[name].shape) >= 2]
-        if not layers:
-            raise ValueError(
-                f"hypemefed has nothing to guess in front of {head}: {family.name} has no convolution and no linear "
-                "layer between this exit and the one before (or the input); choose other exits in family-arguments"
-            )
-        own = [name for name in parameters if name.startswith(f"{head}.")]
-        segments.append((layers, [*inside, *own] if generate == "all" else layers))
-    found: dict[int, dict[str, Source]] = {}
-    for exit, ((layers, before), (_, here)) in enumerate(pairwise(segments), start=2):
-        found[exit] = {}
-        by_name: dict[str, list[str]] = defaultdict(list)
-        for name in before:
-            by_name[name.partition(".")[2]].append(name)
-        for target in reversed(here):
-            path, kind = target.partition(".")[2], kind_of(target)
-            if path in by_name:
-                same = by_name[path]
-                found[exit][target] = same.pop() if len(same) > 1 else same[0]
-            else:
-                alike = [name for name in before if kind_of(name) == kind]
-                found[exit][target] = (alike or layers)[-1]
-        found[exit] = {target: found[exit][target] for target in here}
-    return found

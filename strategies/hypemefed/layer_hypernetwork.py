@@ -208,25 +208,26 @@ class Reading:
 
     guess: "change", what devices changed of what they were sent; "weight", what they have, whatever they were sent.
     sent: to all devices. units: of what devices changed of each tensor (`unit_of_changes`).
-    sent_bases: whether weights are read in the singular bases of what was sent, as changes always are, and not in
-        each device's own.
     """
 
     guess: Literal["change", "weight"]
     sent: Mapping[str, Tensor]
     units: Mapping[str, float]
-    sent_bases: bool = False
     _bases: dict[tuple[str, int], Bases] = field(default_factory=dict)
 
     def inputs(self, network: Hypernetwork, source: str, value: Tensor) -> Inputs:
         """What a hypernetwork reads of a device's source tensor."""
-        of_weights = self.guess == "weight"
-        if (of_weights and not self.sent_bases) or isinstance(network, FullHypernetwork):
+        if self.guess == "weight" or isinstance(network, FullHypernetwork):
             return network.prepare(value)
+        return self.in_bases_of_sent(network, source, value)
+
+    def in_bases_of_sent(self, network: LowRankHypernetwork, source: str, value: Tensor) -> Factors:
+        """Return a tensor's factors in the singular bases of what was sent; a change is made as large as the tensor."""
         key = source, network.rank
         if key not in self._bases:
             begun = self.sent[source].to(network.device)
             change = Change(begun, self.units[source])
+            of_weights = self.guess == "weight"
             self._bases[key] = Bases(begun, network.rank, 1.0) if of_weights else change.bases(network.rank)
         return self._bases[key].factors(value.to(network.device))
 

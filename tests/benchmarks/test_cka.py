@@ -59,7 +59,7 @@ def test_layers_that_both_have_are_compared_over_all_pairs_of_devices():
 
 def test_a_device_trains_its_part_as_in_a_round_and_keeps_nothing(tmp_path):
     """What the client returns for the order of the next round, bit for bit; a round is an epoch at the first rate."""
-    keys = METHODS["hypemefed"] | {"hypemefed.fill": "owners", "local-epochs": 1, "local-steps": 0}
+    keys = METHODS["hypemefed"] | {"local-epochs": 1, "local-steps": 0}
     engine, scorer = started(small_config(tmp_path, **keys))
     engine.run_round(simulated_grid(2), 1, scorer)
     method, population = engine.method, engine.population

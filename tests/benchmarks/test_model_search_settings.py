@@ -17,7 +17,7 @@ from wildflower.launch.experiment_file import resolve
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
-from wildflower.strategies.model_search import layer_shares
+from wildflower.strategies.layer_shares import layer_shares
 from wildflower.strategies.pricing import fits
 from wildflower.tasks.shakespeare import SEQUENCE
 

@@ -97,7 +97,7 @@ def test_figures_that_were_recorded_under_earlier_defaults_name_them(strategy, o
             continue
         for sets in study.methods.values():
             config = resolve(study.experiment, sets).config
-            if config.strategy == strategy and getattr(config.params, "fill", "hypernetwork") == "hypernetwork":
+            if config.strategy == strategy:
                 named = {setting.partition("=")[0] for setting in sets}
                 assert {f"{strategy}.{name.replace('_', '-')}" for name in old} <= named
                 found += all(getattr(config.params, name) == value for name, value in old.items())

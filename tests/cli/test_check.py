@@ -12,7 +12,8 @@ from tests.small_run import METHODS, by_method, simulated_grid, small_config
 from wildflower.cli.check import check
 from wildflower.cli.command import app
 from wildflower.launch.experiment_file import place, resolve
-from wildflower.server_app.app import run, run_folder
+from wildflower.server_app.app import run
+from wildflower.server_app.inputs import run_folder
 
 FLEET = """
 [[group]]

@@ -65,7 +65,7 @@ EXITS = Cnn3(input_shape=SMALL, exits=(1, 2, 3))
 LOCALS = [
     Training(),
     MaskedTraining(),
-    SumOfExits(all_exits=True),
+    SumOfExits(),
     MutualLearningOfExits(weight=0.7, alpha=0.0, ensemble=True),
     WeightedExits(gamma=0.5, temperature=3.0),
 ]

@@ -411,9 +411,9 @@ def test_a_run_that_another_command_has_begun_is_not_begun_again(world):
 def test_a_run_that_another_command_begins_meanwhile_is_not_begun_again(world, monkeypatch):
     held = ExitStack()
 
-    def other_begins(config):
+    def other_begins(config, hooks):
         held.enter_context(alone_in(world.run_dir))
-        return check_buildable(config)
+        return check_buildable(config, hooks)
 
     monkeypatch.setattr("wildflower.launch.experiment.check_buildable", other_begins)
     with held:
@@ -428,7 +428,7 @@ def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, mon
     """The other one has not started its server yet, or has ended its run, while this one was built."""
     held = ExitStack()
 
-    def other_begins(config):
+    def other_begins(config, hooks):
         if ended:
             journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
             for number in (1, 2):
@@ -436,7 +436,7 @@ def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, mon
             journal.finish("finished")
         else:
             held.enter_context(alone_in(world.run_dir, COMMAND_LOCK))
-        return check_buildable(config)
+        return check_buildable(config, hooks)
 
     monkeypatch.setattr("wildflower.launch.experiment.check_buildable", other_begins)
     with held:

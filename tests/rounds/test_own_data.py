@@ -20,9 +20,10 @@ from wildflower.messages.orders import DataAnswer, Score, parse
 from wildflower.messages.packing import MessageError
 from wildflower.messages.wire import to_records
 from wildflower.rounds.scores import federated_score
-from wildflower.server_app.app import build, run, task_spec
+from wildflower.server_app.app import build, run
 from wildflower.server_app.checkpoint import load as load_checkpoint
 from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.inputs import task_spec
 from wildflower.server_app.models import ModelError, load_model
 from wildflower.server_app.own_agreement import agree_with_nodes, read_agreed
 from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary

@@ -34,10 +34,17 @@ speed = 1.0
 """
 
 
+# HypeMeFed itself counts a device once; its control without hypernetworks takes two models.
+OWNERS = {key.replace("hypemefed.", "hypemefed-controls."): value for key, value in METHODS["hypemefed"].items()}
+METHODS_OF_TWO_MODELS = METHODS | {
+    "hypemefed": OWNERS | {"strategy": "benchmarks.hypemefed.hypemefed_controls:Owners"},
+}
+
+
 def both(folder, method="heterofl", **changes):
     """A run in which devices 0 to 3 of six train both the whole model and its quarter."""
-    keys = {"both-models": True, "devices-per-round": 6, "hypemefed.fill": "owners", "depthfl.alpha": 0.0}
-    config = small_config(folder, **METHODS[method] | keys | changes)
+    keys = {"both-models": True, "devices-per-round": 6, "depthfl.alpha": 0.0}
+    config = small_config(folder, **METHODS_OF_TWO_MODELS[method] | keys | changes)
     if config.fleet:
         (folder / "six.toml").write_text(ROOM)
     return started(config)

@@ -14,9 +14,10 @@ from tests.small_run import FLEET, METHODS, FakeTime, by_method, connected_grid,
 from wildflower.rounds import asking
 from wildflower.rounds.population import NoNodesError
 from wildflower.server_app import checkpoint
-from wildflower.server_app.app import app, build, run, run_folder
+from wildflower.server_app.app import app, build, run
 from wildflower.server_app.checkpoint import CheckpointError
 from wildflower.server_app.config import ConfigError
+from wildflower.server_app.inputs import run_folder
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.models import load_model
 from wildflower.server_app.no_progress import NoProgressError

@@ -513,8 +513,7 @@ def test_all_wrong_values_are_told_at_once():
         (
             {"strategy": "hypemefed", "both-models": True},
             "both-models = True: hypemefed would count a device that trains two models twice in the deep layers, with "
-            "its own and with what hypemefed.fill = 'hypernetwork' adds for its smaller one: false, or set that to "
-            "'owners'",
+            "its own and with what it guesses for its smaller one: leave it false",
         ),
         (
             {"strategy": "recipfl", "both-models": True},

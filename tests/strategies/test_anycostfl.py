@@ -32,10 +32,12 @@ from wildflower.server_app.app import run
 from wildflower.server_app.checkpoint import load
 from wildflower.server_app.config import ConfigError
 from wildflower.server_app.run_folder import read_devices, read_rounds
-from wildflower.strategies.anycostfl import AnycostFL, AnycostFLParams, Code, channel_norms, code_of, strongest
+from wildflower.strategies.anycostfl import AnycostFL, AnycostFLParams
+from wildflower.strategies.channels import channel_norms, strongest
 from wildflower.strategies.method import Contribution, Group, Order, Training, client_step_of
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.submodel import initial_weights
+from wildflower.strategies.update_compression import Code, code_of
 
 
 def make(folder):

@@ -81,7 +81,7 @@ def test_a_family_with_one_exit_has_no_accuracy_by_exit(tmp_path):
 
 
 HALVES = [
-    SumOfExits(all_exits=True),
+    SumOfExits(),
     MutualLearningOfExits(weight=1.0, alpha=0.0, ensemble=True),
     WeightedExits(gamma=1.0, temperature=3.0),
 ]

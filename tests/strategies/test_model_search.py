@@ -15,8 +15,9 @@ from wildflower.models.resnet import ResNet18
 from wildflower.server_app.config import ConfigError
 from wildflower.strategies import METHODS
 from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.layer_shares import layer_shares
 from wildflower.strategies.method import Order, Trained, Training
-from wildflower.strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, layer_shares
+from wildflower.strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining
 from wildflower.strategies.pricing import Means, fits
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
@@ -231,7 +232,7 @@ def test_running_statistics_are_tracked_and_averaged_where_the_user_says_so(tmp_
     """Then there is nothing to ask devices for before the model is scored."""
     arguments = {"family-arguments": "first_channels = 4, norm = 'batch'"}
     engine, scorer = started(small_config(tmp_path, **SEARCH | arguments | {"evaluate-every": 1}))
-    monkeypatch.setattr(engine, "_statistics", None)  # what asks devices for statistics
+    monkeypatch.setattr(engine.evaluation, "_statistics", None)  # what asks devices for statistics
     assert set(engine.method.weights["stem.norm.running_mean"].tolist()) == {0.0}
     result = engine.run_round(simulated_grid(), 1, scorer)
     assert result.record["score"] is not None

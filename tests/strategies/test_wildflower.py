@@ -29,7 +29,7 @@ from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
 from wildflower.models.trace import _Storages
 from wildflower.models.vit import VitTiny
-from wildflower.rounds.engine import Engine
+from wildflower.rounds.asking import Asking
 from wildflower.strategies.method import Order, client_step_of
 from wildflower.strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
 from wildflower.strategies.pricing import Means
@@ -533,7 +533,7 @@ def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_
 
 def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeypatch):
     engine, _ = started(small_config(tmp_path, strategy="heterofl"))
-    monkeypatch.setattr(Engine, "budget", lambda *_: pytest.fail("nobody asked"))
+    monkeypatch.setattr(Asking, "budget", lambda *_: pytest.fail("nobody asked"))
     engine.asking.survey(range(6))
     assert engine.method.needs_classes  # masked losses need them
     assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(masked_loss=False)).needs_classes

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.small_run import EXITS, simulated_grid, small_config
-from wildflower.server_app.app import build, run, run_folder
+from wildflower.server_app.app import build, run
 from wildflower.server_app.compare import compare
 from wildflower.server_app.config import ConfigError
+from wildflower.server_app.inputs import run_folder
 from wildflower.server_app.no_progress import NoProgressError
 from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from wildflower.strategies.heterofl import HeteroFL

@@ -23,8 +23,10 @@ from wildflower.models.base import Family
 from wildflower.models.levels import Levels
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.secure_aggregation import block_count
-from wildflower.server_app.app import check_files, privacy_of, start, task_spec
+from wildflower.server_app.app import start
 from wildflower.server_app.config import RunConfig
+from wildflower.server_app.inputs import check_files, task_spec
+from wildflower.server_app.round_settings import privacy_of
 from wildflower.server_app.run_folder import JournalError, is_run, read_rounds
 from wildflower.server_app.units import counted
 from wildflower.strategies.method import Method

@@ -20,8 +20,9 @@ from wildflower.rounds.engine import Engine
 from wildflower.rounds.lateness import load_of
 from wildflower.rounds.own_data import OwnData
 from wildflower.rounds.population import ConnectedDevices, NodeState
-from wildflower.server_app.app import build, task_spec
+from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
+from wildflower.server_app.inputs import task_spec
 from wildflower.server_app.no_progress import goes_by_widths, more_of_each, smaller_batches, smaller_model
 from wildflower.server_app.node_records import LastReport, read_nodes
 from wildflower.server_app.own_agreement import own_of_run

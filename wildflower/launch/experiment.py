@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle
     from rich.progress import Progress, TaskID
 
+    from wildflower.rounds.hooks import RoundHook
     from wildflower.server_app.config import RunConfig
 
 INTERRUPTED = 130
@@ -69,15 +70,16 @@ def run_experiment(
     app_dir: Path | None,
     console: Console,
     deployment: Deployment | None = None,
+    hooks: Sequence["RoundHook"] = (),
 ) -> int:
     """Run an experiment and tell about it on `console`; returns the exit code: 0 only if the run really finished.
 
     Devices are simulated here, or those of a `deployment`, which writes the run's folder where we read it: this command
-    and its SuperLink must see the same output-dir.
+    and its SuperLink must see the same output-dir. `hooks` are of this process, from which the run is forked.
     """
     try:
         with stop_signals_interrupt(), beside(experiment) as modules, ExitStack() as held:
-            return _run(experiment, overrides, app_dir, console, deployment, modules, held)
+            return _run(experiment, overrides, app_dir, console, deployment, modules, held, hooks)
     except (SettingsError, MissingExtraError, JournalError, FlowerError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
@@ -94,6 +96,7 @@ def _run(
     deployment: Deployment | None,
     modules: Mapping[str, Path],
     held: ExitStack,
+    hooks: Sequence["RoundHook"],
 ) -> int:
     with loading_modules():
         import wildflower.server_app.config  # noqa: F401  torch above all
@@ -107,7 +110,7 @@ def _run(
         if local:
             prepare_to_fork()
         said = stack.enter_context(told_later())
-        built = check_buildable(config) if config.fleet else None
+        built = check_buildable(config, hooks) if config.fleet else None
     if config.resume:
         check_same_files(run_dir, config, built[0] if built else None)
     already = list(check_disk(built[0], config, run_dir)) if built else []

@@ -210,8 +210,8 @@ def plan(
     first weights that are not there, for a grid over a key that no run reads, where a folder holds a run of other
     settings, modules from outside, fleet files, first weights or data, and where two runs would have one folder.
     """
-    from wildflower.server_app.app import Known, check_files, check_same_inputs
     from wildflower.server_app.config import digests_of, unread
+    from wildflower.server_app.inputs import Known, check_files, check_same_inputs
 
     given = _keys(overrides)
     own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}

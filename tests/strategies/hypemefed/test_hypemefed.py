@@ -18,9 +18,10 @@ from wildflower.models.vgg import Vgg
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.hypemefed import HypeMeFed, HypeMeFedParams
 from wildflower.strategies.hypemefed import hypemefed as hypemefed_module
-from wildflower.strategies.hypemefed.hypemefed import SumOfExits, follow
-from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork, Reading
-from wildflower.strategies.method import LEADING, Contribution, Group, Order, client_step_of
+from wildflower.strategies.hypemefed.hypemefed import SumOfExits
+from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork
+from wildflower.strategies.hypemefed.pairs_of_layers import follow
+from wildflower.strategies.method import LEADING, Contribution, Group, client_step_of
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
 
@@ -56,7 +57,7 @@ class Mlp(ExitFamily):
 
 
 def group(family, arch):
-    local = SumOfExits(all_exits=True)
+    local = SumOfExits()
     return Group(arch, LEADING, local.sent(family, arch), local.returned(family, arch), family.place(arch))
 
 
@@ -67,11 +68,11 @@ def update(family, exit, value, examples=1, device=0):
     return Contribution(group(family, arch), [0], [device], examples, {}, {"weights": weights})
 
 
-def hypemefed(folder, family=VGG, **params):
+def hypemefed(folder, family=VGG, kind=HypeMeFed, **params):
     """Global weights of -7; what is guessed are weights, where nothing else is said."""
-    strategy = HypeMeFed(
+    strategy = kind(
         setup(folder, family),
-        HypeMeFedParams(**{"hidden": 8, "epochs": 40, "learning_rate": 5e-3, "guess": "weight"} | params),
+        kind.params_type(**{"hidden": 8, "epochs": 40, "learning_rate": 5e-3, "guess": "weight"} | params),
     )
     strategy.weights = {name: torch.full_like(value, -7.0) for name, value in strategy.weights.items()}
     return strategy
@@ -171,88 +172,7 @@ def test_a_segment_without_a_layer_is_refused_at_the_start(tmp_path):
     said = "nothing to guess in front of head: mlp has no convolution and no linear layer between this exit and the one"
     with pytest.raises(ValueError, match=said):
         HypeMeFed(setup(tmp_path, family), HypeMeFedParams())
-    HypeMeFed(setup(tmp_path, family), HypeMeFedParams(fill="owners"))  # guesses nothing
     assert list(follow(Mlp(exits=(1, 3), in_head=True))) == [2]
-
-
-def test_owners_only_by_hand(tmp_path):
-    """Exit 3 answers 1 with 1 example, exit 2 answers 4 with 2, exit 1 answers 10 with 3; weighted by examples."""
-    strategy = hypemefed(tmp_path, fill="owners")
-    weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 2, 4.0, 2), update(VGG, 1, 10.0, 3))
-    # (1 + 8 + 30) / 6 = 6.5; (1 + 8) / 3 = 3; 1.
-    assert weights["block0.conv1.weight"] == [6.5]
-    assert weights["block0.norm1.running_var"] == [6.5]
-    assert weights["exit0.classifier.weight"] == [6.5]
-    assert weights["block1.conv2.weight"] == weights["exit1.classifier.bias"] == [3.0]
-    assert (
-        weights["block2.conv1.weight"] == weights["block2.norm1.weight"] == weights["head.classifier.weight"] == [1.0]
-    )
-
-
-def test_stale_layers_by_hand(tmp_path):
-    """The same, and shallow devices add the global -7 to all that they lack."""
-    strategy = hypemefed(tmp_path, fill="stale")
-    weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 2, 4.0, 2), update(VGG, 1, 10.0, 3))
-    assert weights["block1.conv2.weight"] == [-2.0]  # (1 + 8 - 21) / 6
-    assert weights["block2.conv1.weight"] == pytest.approx([-34 / 6])  # (1 - 14 - 21) / 6
-    for name in ("block2.norm1.weight", "head.classifier.weight"):
-        assert weights[name] == pytest.approx([-34 / 6])
-    assert weights["exit1.classifier.weight"] == [-2.0]
-
-
-def test_a_moving_average_of_owners_by_hand(tmp_path):
-    """Averages begin at -7 and keep 3/4: A = 3/4 (-7) + 1/4 (1 * 2 + 3 * 6) / 4 = -4 in the last block."""
-    strategy = hypemefed(tmp_path, fill="ema", ema_decay=0.75)
-    strategy.averages_of_owners = {n: torch.full_like(v, -7.0) for n, v in strategy.averages_of_owners.items()}
-    found = after(
-        strategy,
-        update(VGG, 3, 2.0, examples=1),
-        update(VGG, 3, 6.0, examples=3, device=1),
-        update(VGG, 2, 4.0, examples=4, device=2),
-    )
-    # What device 2 lacks counts with A: (1 * 2 + 3 * 6 + 4 * -4) / 8 = 0.5. Heads, biases and norms are the owners'.
-    assert found["block2.conv1.weight"] == found["block2.conv2.weight"] == [0.5]
-    assert found["block2.norm1.weight"] == [5.0]
-    # All own block 1: A of it moves too, and stands for nobody.
-    assert found["block1.conv1.weight"] == [(2 + 18 + 16) / 8]
-    again = hypemefed(tmp_path, fill="ema", ema_decay=0.75)
-    again.load(strategy.state())
-    # Without an owner the average stays, and stands for both.
-    found = after(again, update(VGG, 2, 1.0), update(VGG, 2, 1.0, device=1))
-    assert found["block2.conv1.weight"] == [-4.0]
-    assert found["block2.norm1.weight"] == [5.0]
-
-
-def test_weights_may_be_read_in_the_bases_of_what_was_sent(tmp_path):
-    """Devices whose weights are nearly equal look nearly equal there, and may differ in sign in bases of their own."""
-    shape = (4, 3, 3, 3)
-    sent = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    u, s, vt = torch.linalg.svd(sent.permute(0, 2, 1, 3).reshape(12, 9), full_matrices=False)
-    network = LowRankHypernetwork(shape, shape, 100, 4)
-    noise = 0.01 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    reading = Reading("weight", {"w": sent}, {"w": 1.0}, sent_bases=True)
-    left, right = reading.inputs(network, "w", sent + noise)
-    matrix = (sent + noise).permute(0, 2, 1, 3).reshape(12, 9)
-    # By hand: S^-1/2 V^T W^T and S^-1/2 U^T W, whose product over S^-1 gives W back, up to signs of pairs.
-    root = s.sqrt().unsqueeze(1)
-    assert torch.allclose(left.abs(), (vt @ matrix.T / root).abs(), atol=1e-4)
-    assert torch.allclose(right.abs(), (u.T @ matrix / root).abs(), atol=1e-4)
-    begun = reading.inputs(network, "w", sent)
-    assert torch.allclose(begun[0], left, atol=0.2)
-    assert torch.allclose(begun[1], right, atol=0.2)
-
-
-def test_guesses_of_weights_may_be_shifted_to_the_owners_mean(tmp_path, monkeypatch):
-    """Hypernetworks say 10 of everybody; owners have 2 and 6, by 1 and 3 examples, so that guesses lack -5."""
-    monkeypatch.setattr(hypemefed_module, "fit", lambda *args, **kwargs: 0.0)
-    ten = lambda network, inputs: torch.full(network.target, 10.0)  # noqa: E731
-    monkeypatch.setattr(hypemefed_module, "generate", ten)
-    monkeypatch.setattr("wildflower.strategies.hypemefed.layer_hypernetwork.generate", ten)
-    for shift, wanted in ((True, 5.0), (False, (2 + 18 + 4 * 10) / 8)):
-        strategy = hypemefed(tmp_path, shift=shift)
-        deep = update(VGG, 3, 2.0, examples=1), update(VGG, 3, 6.0, examples=3, device=1)
-        found = after(strategy, *deep, update(VGG, 2, 4.0, examples=4, device=2))
-        assert found["block2.conv1.weight"] == [wanted]
 
 
 def test_guessed_layers_by_hand(tmp_path, monkeypatch):
@@ -450,15 +370,6 @@ def test_without_a_deep_device_the_hypernetworks_stay_and_go_on_guessing(tmp_pat
     assert weights["block1.norm1.weight"] == [-7.0]
 
 
-def test_without_exits_early_heads_are_those_of_the_devices_that_stop_there(tmp_path):
-    strategy = hypemefed(tmp_path, fill="owners", exits=False)
-    assert strategy.client_step(Order(0, VGG.full())) == SumOfExits(all_exits=False)
-    weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 1, 10.0, 3))
-    assert weights["exit0.classifier.weight"] == [10.0]
-    assert weights["exit1.classifier.weight"] == [-7.0]
-    assert weights["head.classifier.weight"] == [1.0]
-
-
 def test_a_family_of_one_exit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="hypemefed needs a family with several exits, vgg has one: set family-argum"):
         HypeMeFed(setup(tmp_path, Vgg(input_shape=(1, 8, 8), block_channels=(2, 3))), HypeMeFedParams())
@@ -506,11 +417,6 @@ def test_all_is_guessed_by_hand(tmp_path, monkeypatch):
     assert weights["exit1.classifier.weight"] == weights["exit1.classifier.bias"] == [15.25]
     assert weights["head.classifier.weight"] == weights["head.classifier.bias"] == [30.25]
     assert weights["block2.norm1.running_var"] == weights["block2.norm1.running_mean"] == [1.0]
-
-
-def test_heads_are_not_guessed_where_early_ones_are_not_trained(tmp_path):
-    with pytest.raises(ValueError, match=r"hypemefed\.generate = 'all' guesses a head from the one before it"):
-        hypemefed(tmp_path, generate="all", exits=False)
 
 
 def test_one_deep_upload_is_enough_to_learn_from(tmp_path):
@@ -590,17 +496,11 @@ def test_the_seconds_of_hypernetworks_are_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(hypemefed_module, "fit", spending(5.0, hypemefed_module.fit))
     monkeypatch.setattr(hypemefed_module, "generate", spending(3.0, hypemefed_module.generate))
     monkeypatch.setattr(CoordinateMean, "mean", spending(2.0, CoordinateMean.mean))
-    for fill, expected in (("hypernetwork", 4 * 5.0 + (2 + 4) * 3.0), ("owners", 0.0)):
-        strategy = hypemefed(tmp_path, fill=fill)
-        strategy.assign = lambda device, budget, strategy=strategy: strategy.candidates[device]
-        devices = Devices(VGG, lambda order, w: filled(w, 0.25))
-        seconds = engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores).record["server_seconds"]
-        assert (seconds["hypernetworks"], seconds["finish"]) == (expected, 2.0)
-
-
-def test_without_hypernetworks_none_are_kept(tmp_path):
-    strategy = hypemefed(tmp_path, fill="owners")
-    assert not [name for name in strategy.state().tensors if name.startswith("hypernetwork/")]
+    strategy = hypemefed(tmp_path)
+    strategy.assign = lambda device, budget: strategy.candidates[device]
+    devices = Devices(VGG, lambda order, w: filled(w, 0.25))
+    seconds = engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores).record["server_seconds"]
+    assert (seconds["hypernetworks"], seconds["finish"]) == (4 * 5.0 + (2 + 4) * 3.0, 2.0)
 
 
 # The client step
@@ -610,7 +510,7 @@ def test_the_sum_of_exits_adds_the_cross_entropies_of_all_exits():
     # softmax(ln 2, 0, 0) = (1/2, 1/4, 1/4) and softmax(ln 8, 0, 0) = (8, 1, 1) / 10. Labels 0 and 1 cost ln 2 and ln 4
     # at the first exit, ln(10/8) and ln 10 at the second.
     model = TwoExits([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0])
-    value = loss_of(SumOfExits(all_exits=True), model)(torch.zeros(2, 1), torch.tensor([0, 1]))
+    value = loss_of(SumOfExits(), model)(torch.zeros(2, 1), torch.tensor([0, 1]))
     shallow, deep = (math.log(2) + math.log(4)) / 2, (math.log(10 / 8) + math.log(10)) / 2
     assert float(value.detach()) == pytest.approx(shallow + deep)
     # Each exit's gradient is its own mean of p - onehot, with weight 1.
@@ -619,26 +519,13 @@ def test_the_sum_of_exits_adds_the_cross_entropies_of_all_exits():
     assert model.deep.grad.tolist() == pytest.approx([0.8 - 0.5, 0.1 - 0.5, 0.1])
 
 
-class OnlyDeepest(TwoExits):
-    def forward(self, inputs):
-        return self.exits(inputs)[-1]
-
-
-def test_without_exits_the_deepest_is_trained_alone():
-    model = OnlyDeepest([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0])
-    value = loss_of(SumOfExits(all_exits=False), model)(torch.zeros(2, 1), torch.tensor([0, 1]))
-    assert float(value.detach()) == pytest.approx((math.log(10 / 8) + math.log(10)) / 2)
-    value.backward()
-    assert model.shallow.grad is None
-
-
 def test_devices_train_all_exits_and_their_weights_are_not_added_up(tmp_path):
     strategy = hypemefed(tmp_path)
     strategy.assign = lambda device, budget: strategy.candidates[device]
     devices = Devices(VGG, lambda order, w: w)
     engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
-    assert {client_step_of(order.client_step) for order in devices.orders.values()} == {SumOfExits(all_exits=True)}
-    assert all(p.merge is None for p in SumOfExits(all_exits=True).returned(VGG, VGG.full()).values())
+    assert {client_step_of(order.client_step) for order in devices.orders.values()} == {SumOfExits()}
+    assert all(p.merge is None for p in SumOfExits().returned(VGG, VGG.full()).values())
 
 
 def test_a_sum_in_place_of_a_devices_weights_is_refused(tmp_path):
