@@ -59,7 +59,8 @@ from wildflower.models.family import Family, make_family
 from wildflower.models.layers import Network
 from wildflower.strategies.method import client_step_of
 from wildflower.tasks.device_data import MAX_PROBLEM_LETTERS, Summary, UnfitError
-from wildflower.tasks.task import Task, TaskSpec, describe, load_task
+from wildflower.tasks.inspection import describe
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 NodeConfig = Mapping[str, object]
 log = logging.getLogger("flwr")  # what Flower's own log is called

@@ -18,12 +18,14 @@ from wildflower.client_app.simulation import ForkServerError
 from wildflower.devices.fleet import Fleet
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
+from wildflower.rounds.connected_devices import ConnectedDevices
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.hooks import HookError, RoundHook, check_hooks
 from wildflower.rounds.layout_check import DryRunError, dry_run_privacy, dry_run_secure, dry_run_tensor_sets
 from wildflower.rounds.own_data import OwnData, tell_cut, tell_labels, tell_remarks
-from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
+from wildflower.rounds.population import Holdings, NoNodesError, Population
+from wildflower.rounds.simulated_devices import SimulatedDevices
 from wildflower.rounds.standard_hooks import standard_hooks
 from wildflower.server_app import checkpoint, ledger
 from wildflower.server_app.built_family import family_of
@@ -52,8 +54,9 @@ from wildflower.server_app.trackers import Tracker, open_tracker
 from wildflower.strategies.method import Method, Setup
 from wildflower.strategies.privacy import BudgetSpentError
 from wildflower.tasks.data import DataSet
+from wildflower.tasks.inspection import labels_alike, with_test
 from wildflower.tasks.scoring import HELD_OUT
-from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_task, with_test
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 app = ServerApp()
 

@@ -14,7 +14,8 @@ from wildflower.strategies import METHODS
 from wildflower.strategies.named import method_of
 from wildflower.strategies.params import kebab, to_scalar
 from wildflower.tasks.device_data import FLOAT32_MAX, OwnArguments
-from wildflower.tasks.task import TASKS, check_own, kind_of
+from wildflower.tasks.spec import check_own
+from wildflower.tasks.task import TASKS, kind_of
 
 if TYPE_CHECKING:
     from wildflower.server_app.config import RunConfig

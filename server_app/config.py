@@ -34,7 +34,7 @@ from wildflower.server_app.key_groups import (
     Statistics,
     Strong,
 )
-from wildflower.server_app.keys import listed_keys, missing_keys
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.server_app.moved_keys import meant, moved_to
 from wildflower.server_app.own_hooks import check_hook_classes, hook_references
 from wildflower.server_app.unread_keys import READ_WITH, loaded_method, unread_keys

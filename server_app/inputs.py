@@ -21,7 +21,8 @@ from wildflower.server_app.resuming import check_same_data, check_same_fleet, ch
 from wildflower.server_app.vocabulary import check_same_tokens
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.public import PublicData, load_public
-from wildflower.tasks.task import Task, TaskSpec, load_data_set
+from wildflower.tasks.spec import load_data_set
+from wildflower.tasks.task import Task, TaskSpec
 
 
 def named(config: RunConfig) -> RunConfig:

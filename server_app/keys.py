@@ -6,39 +6,14 @@ writes the block and the tables anew; tests hold both.
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
-from collections.abc import Container, Iterable, Mapping
-from functools import cache
-from pathlib import Path
+from collections.abc import Container, Mapping
 
-from wildflower.plugins.beside import APP
-from wildflower.server_app.inline_tables import flat
+from wildflower.server_app.listed_keys import PYPROJECT, to_toml
 
-PYPROJECT = APP / "pyproject.toml"
 DOCS = PYPROJECT.parent / "docs"
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
-
-
-def missing_keys(defaults: Mapping[str, object], listed: Iterable[str]) -> str:
-    """What to do about keys that pyproject.toml lacks, given its keys `listed`; "" where it has all."""
-    listed = set(listed)
-    lines = [f"{key} = {to_toml(value)}" for key, value in defaults.items() if key not in listed]
-    if not lines:
-        return ""
-    where = "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse"
-    return "\n".join([f"{where}; `python -m wildflower.server_app.keys` adds:", *lines])
-
-
-@cache
-def listed_keys(pyproject: Path = PYPROJECT) -> tuple[str, ...] | None:
-    """The keys of [tool.flwr.app.config] as Flower flattens them; None where an installation has no such table."""
-    if not pyproject.is_file():
-        return None
-    table = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("tool", {}).get("flwr", {}).get("app", {})
-    return tuple(flat(table["config"])) if "config" in table else None
 
 
 def block(
@@ -128,13 +103,6 @@ def pages() -> dict[str, str]:
         found[f"methods/{name}.md"] = table(name, *kind.shared_params)
         found |= {f"methods/{shared}.md": table(shared) for shared in kind.shared_params}
     return found
-
-
-def to_toml(value: object) -> str:
-    """A scalar as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def block_of_settings(strategy: str = "") -> str:

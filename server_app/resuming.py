@@ -158,7 +158,7 @@ def check_same_initial(run_dir: Path, digest: str) -> None:
 def check_same_data(run_dir: Path, data: Mapping[str, Any]) -> None:
     """Raise JournalError unless the data are those that the run in `run_dir` began with, where it says which.
 
-    Runs of earlier versions do not say it, and neither do those whose devices hold their own.
+    Runs whose devices hold their own do not say it.
     """
     before = read_config(run_dir).get(DATA, {})
     changed = [key for key in before if before[key] != data.get(key)]

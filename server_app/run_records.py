@@ -1,4 +1,4 @@
-"""What a line of a journal and a summary hold, in the names of today, whichever version wrote it."""
+"""What a line of a journal and a summary hold."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -65,7 +65,7 @@ class RoundRecord(Record):
     delta: float | None = None
     noised_releases: Count | None = None
     # Lines of devices.jsonl that are of this round, one for each order. The journal counts them.
-    device_lines: Count | None = None
+    device_lines: Count = 0
     devices_sampled: Count
     devices_replied: Count
     devices_failed: Count

@@ -22,8 +22,8 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, with_weights
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import divergence
+from wildflower.tasks.inputs import in_layout, laid_out_for
 from wildflower.tasks.public import PublicData
-from wildflower.tasks.task import in_layout, laid_out_for
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 

@@ -205,7 +205,7 @@ def changed_reply(change: Change) -> Callable[[Message], Message]:
 
 
 class FakeTime:
-    """A clock for `wildflower.rounds.exchange` and `wildflower.rounds.population` that only `sleep` moves."""
+    """A clock for `wildflower.rounds.exchange` and the devices of `wildflower.rounds` that only `sleep` moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -28,7 +28,7 @@ from benchmarks.tables import markdown, write_between
 from wildflower.client_app.sgd import Sgd
 from wildflower.models.family import FAMILIES
 from wildflower.models.layers import BlockModule
-from wildflower.tasks.task import channels_last
+from wildflower.tasks.inputs import channels_last
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "layouts.json", HERE / "README.md"

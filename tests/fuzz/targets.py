@@ -67,7 +67,8 @@ from wildflower.server_app.run_folder import JournalError, read_config, read_dev
 from wildflower.strategies.method import LEADING, Order, State, client_step_of
 from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.submodel import initial_weights
-from wildflower.tasks.device_data import Agreed, Declared, Summary, agree
+from wildflower.tasks.agreement import Declared, agree
+from wildflower.tasks.device_data import Agreed, Summary
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
 from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_text
 from wildflower.server_app import app, pages
-from wildflower.server_app.compare import Group, _gap
+from wildflower.server_app.advice import _gap
+from wildflower.server_app.compared_runs import Group
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.run_records import Summary

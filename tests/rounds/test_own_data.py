@@ -29,8 +29,8 @@ from wildflower.server_app.own_agreement import agree_with_nodes, read_agreed
 from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from wildflower.strategies.statistics import TakeStatistics
 from wildflower.tasks.device_data import Agreed
+from wildflower.tasks.inspection import server_test
 from wildflower.tasks.metrics import Accuracy
-from wildflower.tasks.task import server_test
 
 DEVICES = 4
 

@@ -22,7 +22,8 @@ from wildflower.server_app.config import (
     descriptions,
     run_groups,
 )
-from wildflower.server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
+from wildflower.server_app.keys import block, block_of_settings, with_block
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.server_app.moved_keys import MOVED, OTHER_NAMES
 from wildflower.strategies import METHODS
 from wildflower.strategies.distillation import Distillation
@@ -258,7 +259,7 @@ def keys_counted():
 
 
 def test_the_run_has_few_keys():
-    assert keys_counted()[0] <= 60
+    assert keys_counted()[0] <= 61
 
 
 @pytest.mark.parametrize("key", MOVED)

@@ -558,7 +558,7 @@ def test_what_is_no_family_or_no_task_is_told(beside):
     assert "lacks blocks and groups, which every class of wildflower.models.base.Family has" in refused(
         {"family": f"{name}:Lacking"}
     )
-    assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of wildflower.tasks.task.Kind")
+    assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of wildflower.tasks.spec.Kind")
     with pytest.raises(PluginError, match="a family, where it is no function"):
         family_class(f"{name}:Settings")
 

@@ -30,8 +30,9 @@ from wildflower.server_app.round_settings import privacy_of
 from wildflower.server_app.run_folder import JournalError, is_run, read_rounds
 from wildflower.server_app.units import counted
 from wildflower.strategies.method import Method
+from wildflower.tasks.inspection import inspect_device, inspect_whole
 from wildflower.tasks.remarks import Remark, by_kind
-from wildflower.tasks.task import Task, TaskSpec, inspect_device, inspect_whole, load_task
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
+from wildflower.rounds.connected_devices import ConnectedDevices
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.lateness import load_of
 from wildflower.rounds.own_data import OwnData
-from wildflower.rounds.population import ConnectedDevices, NodeState
+from wildflower.rounds.population import NodeState
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.inputs import task_spec

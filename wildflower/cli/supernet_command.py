@@ -97,7 +97,7 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     _take_up(training, checkpoint, settings, console)
     _advance(training, checkpoint, settings, console)
     try:
-        training.check_finite()  # also what a training of an earlier version has left
+        training.check_finite()
     except FloatingPointError as error:
         raise SupernetError(str(error)) from None
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from wildflower.tasks.arguments import TaskArguments, read_arguments
 from wildflower.tasks.data import Vocabulary
-from wildflower.tasks.task import Task, kind_of, load_data_set, readable
+from wildflower.tasks.inputs import readable
+from wildflower.tasks.spec import load_data_set
+from wildflower.tasks.task import Task, kind_of
 
 
 @dataclass(frozen=True)
