@@ -276,7 +276,7 @@ def _masks(
     policy = policy_of(config, order.device, simulated=batch.shared_process)
     if not order.masked_with:
         policy.check_unmasked(
-            "an order whose result the server would see by itself: the run needs secure-aggregation = true"
+            "an order whose result the server would see by itself: the run needs secure-aggregation.minimum = 5"
         )
         return batch.training, order, None
     device = SecureDevice(order.device, batch.run, batch.round, folder, policy)

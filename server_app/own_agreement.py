@@ -76,7 +76,7 @@ def _declared(config: RunConfig, spec: TaskSpec, test: DataSet | None) -> Declar
     declared = declared_by(spec.arguments, test)
     if not config.is_private:
         return declared
-    private = "partition = 'own' under differential privacy (dp-epsilon, dp-noise-multiplier)"
+    private = "partition = 'own' under differential privacy (dp.epsilon, dp.noise-multiplier)"
     if test is None:
         raise ConfigError(
             f"{private}: only devices have examples to test on, and their scores have no noise, nor has what they say "

@@ -220,7 +220,7 @@ def require_public(setting: str, public: PublicData | None, settings: Ensemble) 
     """The run's public data; ValueError where a setting needs some and the run has none, or too few."""
     if public is None:
         raise ValueError(
-            f"{setting} learns from public data, and the run has none: set public-task to a task whose inputs are of "
+            f"{setting} learns from public data, and the run has none: set public.task to a task whose inputs are of "
             "the same shape"
         )
     if len(public) < 4:

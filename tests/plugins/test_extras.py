@@ -116,7 +116,7 @@ USES = {
         lambda _: text_of(lambda: EncoderNetwork(None, 8, 2, 8, 1)),
     ],
     "seqeval": [lambda _: text_of(lambda: EntityF1(("O",)).sums(torch.zeros(1, 1, 1), torch.zeros(1, 1).long()))],
-    "opacus": [lambda folder: told(folder, "dp-epsilon=3.25", "strategy=fedavg")],
+    "opacus": [lambda folder: told(folder, "dp.epsilon=3.25", "strategy=fedavg")],
     "onnxscript": [lambda _: text_of(lambda: export._onnx(None, None))],
     "onnxruntime": [lambda folder: text_of(lambda: export._read_onnx(folder / "model.onnx", None))],
     "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],

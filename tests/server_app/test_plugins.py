@@ -142,7 +142,7 @@ def weights_after(folder: Path, grid: InProcessGrid, **changes) -> Weights:
     return checkpoint.load(run_dir).state.tensors
 
 
-CONNECTED = {"fleet": "", "report-max-age-seconds": 0.0, "below-smallest": "smallest"}
+CONNECTED = {"fleet": "", "below-smallest": "smallest"}
 
 
 @pytest.mark.thorough
@@ -204,9 +204,9 @@ PRIVATE = """
             return super().finish_round(trained)
 """
 NOISE = {
-    "dp-noise-multiplier": 1.0,
-    "dp-clip": 0.5,
-    "dp-delta": 1e-3,
+    "dp.noise-multiplier": 1.0,
+    "dp.clip": 0.5,
+    "dp.delta": 1e-3,
     "rounds": 1,
     "family-arguments": "norm = 'static'",
 }

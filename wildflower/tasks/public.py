@@ -85,7 +85,7 @@ def load_public(
         data.vocabulary.check_pairs(separator)
     inputs = data.train.inputs
     if examples > len(inputs):
-        raise ValueError(f"it has {len(inputs)} training inputs, and public-examples asks for {examples}")
+        raise ValueError(f"it has {len(inputs)} training inputs, and public.examples asks for {examples}")
     if examples:
         generator = torch.Generator().manual_seed(seed)
         inputs = inputs[torch.randperm(len(inputs), generator=generator)[:examples]]
