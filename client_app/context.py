@@ -43,7 +43,8 @@ from wildflower.models.network import Network
 from wildflower.strategies.method import Answer, ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError
-from wildflower.tasks.task import Task, in_layout
+from wildflower.tasks.inputs import in_layout
+from wildflower.tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 T = TypeVar("T")

@@ -220,7 +220,7 @@ class Levels(ModuleFamily):
 def _hint(error: Exception) -> str:
     """Advice for an error of a function that makes a network without memory; "" where there is none."""
     if "from_pretrained" in str(error):
-        return ": build the network from its configuration, and let initial-weights name the folder of its weights"
+        return ": build the network from its configuration, and let initial.weights name the folder of its weights"
     if isinstance(error, TypeError) and re.search("argument.*'(classes|num_classes|input_shape)'", str(error)):
         return ": only what the function itself names among its parameters is filled in"
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):

@@ -17,11 +17,18 @@ from wildflower.tasks.metrics import Scale
 # come on top. How one trains is no condition, but what is compared.
 CONDITIONS = (
     *("task", "task-arguments", "data-dir", DATA_HASH, "partition", "alpha", "test-fraction", "examples-per-device"),
-    *("max-examples", "strong-devices", "strong-share", "strong-test"),
-    *(FLEET_HASH, "devices", "devices-per-round", "over-selection", "memory-fraction", "transfer-seconds"),
-    *("deadline-seconds", "round-seconds", "rounds"),
-    *("dp-epsilon", "dp-noise-multiplier", "dp-delta", "secure-aggregation", "secure-minimum"),
-    *("evaluate-every", "deliver", "statistics-devices", "statistics-examples"),
+    *("max-examples", "strong.devices", "strong.share", "strong.test"),
+    *(
+        FLEET_HASH,
+        "devices",
+        "devices-per-round",
+        "over-selection",
+        "budget.memory-fraction",
+        "budget.transfer-seconds",
+    ),
+    *("deadline-seconds", "budget.round-seconds", "rounds"),
+    *("dp.epsilon", "dp.noise-multiplier", "dp.delta", "secure-aggregation.minimum"),
+    *("evaluate-every", "deliver", "statistics.devices", "statistics.examples"),
 )
 MAX_VALUES = 3  # of a condition in which runs differ
 CONFIDENCE = 0.95

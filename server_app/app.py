@@ -54,11 +54,14 @@ from wildflower.server_app.trackers import Tracker, open_tracker
 from wildflower.strategies.method import Method, Setup
 from wildflower.strategies.privacy import BudgetSpentError
 from wildflower.tasks.data import DataSet
+from wildflower.tasks.inspection import labels_alike, with_test
 from wildflower.tasks.scoring import HELD_OUT
-from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_task, with_test
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 app = ServerApp()
 
+# From which age on a real node's last report is asked for anew.
+REPORT_MAX_AGE_SECONDS = 600.0
 # Errors whose text is all there is to know: no frame tells more.
 IN_WORDS = (
     NoProgressError,
@@ -291,10 +294,10 @@ def build(
             texts += of_devices[1]
         tell_cut(cut_texts, texts, task.input_shape[0])
     tested = own is not None or any(len(task.own_test(device)[1]) for device in range(config.devices))
-    if config.personal_every and not tested:
+    if config.personal.every and not tested:
         raise ConfigError(
-            f"personal-every = {config.personal_every}: no device has examples to be tested on; set test-fraction, "
-            "such as 0.2, or partition = 'strong-and-weak', or personal-every = 0"
+            f"personal.every = {config.personal.every}: no device has examples to be tested on; set test-fraction, "
+            "such as 0.2, or partition = 'strong-and-weak', or personal.every = 0"
         )
     kind, params = config.method, config.params
     with _naming("strategy", config.strategy):
@@ -357,7 +360,7 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         holdings = Holdings(own.training, own.testing, len(task.test))
     if not config.fleet:
         minimum = min(config.devices, config.devices_per_round)
-        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=config.report_max_age_seconds)
+        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=REPORT_MAX_AGE_SECONDS)
 
     def requirement(width: float) -> tuple[int, int]:
         """Memory and payload that the method needs for the sub-model of a width."""
@@ -365,10 +368,10 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         return needed.peak_training_memory_bytes, needed.payload_bytes
 
     fleet = Fleet.load(fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
-    group, count = next(iter(fleet.counts.items()), ("", config.strong_devices))
-    if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong_devices:
+    group, count = next(iter(fleet.counts.items()), ("", config.strong.devices))
+    if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong.devices:
         raise ConfigError(
-            f"strong-devices = {config.strong_devices}: the fleet's first group, {group!r}, has {count} devices, which "
-            f"are those that come first in partition = 'strong-and-weak': set strong-devices = {count}"
+            f"strong.devices = {config.strong.devices}: the fleet's first group, {group!r}, has {count} devices, which "
+            f"are those that come first in partition = 'strong-and-weak': set strong.devices = {count}"
         )
     return SimulatedDevices(fleet, config.workers, holdings, elsewhere=config.engine == "nodes")

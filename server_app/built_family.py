@@ -49,7 +49,7 @@ def family_of(
                 f"{f'{hint} It' if hint else 'it'} has {', '.join(free) or 'none'}"
             )
         # The folder or hub name that weights come from says what model they are of, where a family can read that.
-        if "model" in known and (folder := folder_of_sizes(config.initial_weights)) is not None:
+        if "model" in known and (folder := folder_of_sizes(config.initial.weights)) is not None:
             defaults = {"model": str(folder), **defaults}
         of_texts = _text_sizes(task, {**defaults, **arguments})
         if "labels" in arguments and arguments["labels"] != of_texts.get("labels", arguments["labels"]):

@@ -21,7 +21,8 @@ from wildflower.server_app.resuming import check_same_data, check_same_fleet, ch
 from wildflower.server_app.vocabulary import check_same_tokens
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.public import PublicData, load_public
-from wildflower.tasks.task import Task, TaskSpec, load_data_set
+from wildflower.tasks.spec import load_data_set
+from wildflower.tasks.task import Task, TaskSpec
 
 
 def named(config: RunConfig) -> RunConfig:
@@ -60,9 +61,9 @@ def task_spec(config: RunConfig) -> TaskSpec:
         seed=config.seed,
         test_fraction=config.test_fraction,
         examples_per_device=config.examples_per_device or None,
-        strong_devices=config.strong_devices,
-        strong_share=config.strong_share,
-        strong_test=config.strong_test,
+        strong_devices=config.strong.devices,
+        strong_share=config.strong.share,
+        strong_test=config.strong.test,
         arguments=config.own_task_arguments(),
     )
 
@@ -77,47 +78,47 @@ def initial_of(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[s
 
     The log says what was found of them, and what was not.
     """
-    if not config.initial_weights:
+    if not config.initial.weights:
         return {}, None
     try:
-        names = checked_names(parse_arguments(config.initial_names))
-        file = weights_file(config.initial_weights)
+        names = checked_names(parse_arguments(config.initial.names))
+        file = weights_file(config.initial.weights)
         found = load_initial(file, family, names)
         check_same_tokens(task, family, file.parent, found.tensors)
     except ValueError as error:
-        why = str(error).removeprefix(f"{config.initial_weights}: ")
-        raise ConfigError(f"initial-weights = {config.initial_weights!r}: {why}") from None
+        why = str(error).removeprefix(f"{config.initial.weights}: ")
+        raise ConfigError(f"initial.weights = {config.initial.weights!r}: {why}") from None
     log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
     return found.whole(family, lambda: initial_weights(family, config.seed)), file
 
 
 def initial_digest(config: RunConfig) -> str:
     """SHA-256 of the file that a run's first weights come from; "" where they are drawn."""
-    return digest_of(weights_file(config.initial_weights)) if config.initial_weights else ""
+    return digest_of(weights_file(config.initial.weights)) if config.initial.weights else ""
 
 
 def public_of(config: RunConfig, task: Task, family: Family) -> PublicData | None:
     """The server's public data, if the run has any; ConfigError where models could not read them."""
-    if not config.public_task:
+    if not config.public.task:
         return None
-    if (config.public_task, config.public_data_dir) == (config.task, config.data_dir):
-        log(WARNING, "public-task is the run's own task: its public data are the devices' own examples")
-    folder = str(Path(config.public_data_dir).expanduser().absolute()) if config.public_data_dir else ""
+    if (config.public.task, config.public.data_dir) == (config.task, config.data_dir):
+        log(WARNING, "public.task is the run's own task: its public data are the devices' own examples")
+    folder = str(Path(config.public.data_dir).expanduser().absolute()) if config.public.data_dir else ""
     try:
         return load_public(
-            config.public_task,
+            config.public.task,
             folder,
-            config.own_task_arguments() if config.public_task == config.task else None,
+            config.own_task_arguments() if config.public.task == config.task else None,
             task=task,
             dtype=family.input_dtype,
-            examples=config.public_examples,
+            examples=config.public.examples,
             seed=config.seed,
             separator=family.pair_separator,
         )
     except (ValueError, FileNotFoundError) as error:
         # Tasks name the key that the run's own data come from.
-        why = re.sub(r"(?<![^\s(])data-dir\b", "public-data-dir", str(error))
-        raise ConfigError(f"public-task = {config.public_task!r}: {why}") from error
+        why = re.sub(r"(?<![^\s(])data-dir\b", "public.data-dir", str(error))
+        raise ConfigError(f"public.task = {config.public.task!r}: {why}") from error
 
 
 Known = dict[tuple[str, str], Any]
@@ -147,7 +148,7 @@ def check_files(config: RunConfig, known: Known) -> None:
     """
     _fleet_digest(config, known)
     task_spec(config)
-    _once(known, "initial", config.initial_weights, lambda: initial_digest(config))
+    _once(known, "initial", config.initial.weights, lambda: initial_digest(config))
 
 
 def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
@@ -162,7 +163,7 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
         known: what was read for other runs before; what is read now is added to it.
     """
     check_same_fleet(run_dir, config.to_dict(), _fleet_digest(config, known))
-    check_same_initial(run_dir, _once(known, "initial", config.initial_weights, lambda: initial_digest(config)))
+    check_same_initial(run_dir, _once(known, "initial", config.initial.weights, lambda: initial_digest(config)))
     if is_of_a_folder(config.task) and config.partition != "own":
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
         of_run = task_spec(config)

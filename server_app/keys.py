@@ -7,7 +7,7 @@ writes the block and the tables anew; tests hold both.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from wildflower.server_app.listed_keys import PYPROJECT, to_toml
 
@@ -16,18 +16,25 @@ _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL 
 _TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
 
 
-def block(defaults: Mapping[str, object], descriptions: Mapping[str, str], parts: Mapping[str, str]) -> str:
+def block(
+    defaults: Mapping[str, object],
+    descriptions: Mapping[str, str],
+    parts: Mapping[str, str],
+    own: Container[str] = (),
+) -> str:
     """The lines of the block: every key with its default and what it is.
 
     Args:
         defaults: value of every key.
         descriptions: a sentence for every key.
         parts: the key that a part begins with -> its title; a method's keys begin a part of their own.
+        own: groups of keys that every run has, and which therefore begin no part.
     """
     lines: list[str] = []
     last = ""
     for key, value in defaults.items():
-        group = key.partition(".")[0] if "." in key else ""
+        first, dot, _ = key.partition(".")
+        group = first if dot and first not in own else ""
         if key in parts:
             lines.append(f"# {parts[key]}")
         elif group and group != last:
@@ -66,7 +73,7 @@ def pages() -> dict[str, str]:
     They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
     that it shares with other methods, and the pages of these parts.
     """
-    from wildflower.server_app.config import PARTS, RunConfig, all_settings
+    from wildflower.server_app.config import PARTS, RunConfig, all_settings, run_groups
     from wildflower.strategies import METHODS
     from wildflower.strategies.params import kebab
 
@@ -75,9 +82,10 @@ def pages() -> dict[str, str]:
     run: dict[str, dict[str, object]] = {}
     groups: dict[str, dict[str, object]] = {}
     part: dict[str, object] = {}
+    own = run_groups()
     for key, value in RunConfig().to_dict().items():
         group, dot, _ = key.partition(".")
-        if dot:
+        if dot and group not in own:
             groups.setdefault(group, {})[key] = value
             continue
         if key in titles:
@@ -99,12 +107,12 @@ def pages() -> dict[str, str]:
 
 def block_of_settings(strategy: str = "") -> str:
     """The block as the settings' fields say it, with those of a run's `strategy` from outside."""
-    from wildflower.server_app.config import PARTS, all_settings, defaults
+    from wildflower.server_app.config import PARTS, all_settings, defaults, run_groups
     from wildflower.strategies.params import kebab
 
     descriptions = {key: " ".join((f.description or "").split()) for key, f in all_settings(strategy).items()}
     parts = {kebab(name): title for name, title in PARTS.items()}
-    return block(defaults(strategy), descriptions, parts)
+    return block(defaults(strategy), descriptions, parts, run_groups())
 
 
 def main() -> None:

@@ -33,7 +33,8 @@ from wildflower.rounds.engine import Engine
 from wildflower.server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
 from wildflower.server_app.whole_files import newest_whole, written_whole
 from wildflower.tasks.arguments import in_words
-from wildflower.tasks.task import Task, readable
+from wildflower.tasks.inputs import readable
+from wildflower.tasks.task import Task
 
 Which = Literal["best", "newest"]
 FOLDER, FACTS, MODULES = "models", "models.json", "modules"

@@ -37,34 +37,34 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
             optimizer=config.optimizer,
             learning_rate=config.learning_rate,
             momentum=config.momentum if config.optimizer == "sgd" else 0.0,
-            betas=(config.betas[0], config.betas[1]),
+            betas=(config.adam.betas[0], config.adam.betas[1]),
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
             augment=config.augment,
             learning_rates=_learning_rates(config, family),
             layout=config.layout,
-            fused=config.fused_optimizer,
+            fused=config.adam.fused,
         ),
-        schedule=config.schedule,
-        decay_rounds=tuple(int(r) for r in config.decay_rounds),
-        decay_factor=config.decay_factor,
-        memory_fraction=config.memory_fraction,
-        transfer_seconds=config.transfer_seconds or None,
+        schedule=config.schedule.kind,
+        decay_rounds=tuple(int(r) for r in config.schedule.decay_rounds),
+        decay_factor=config.schedule.decay_factor,
+        memory_fraction=config.budget.memory_fraction,
+        transfer_seconds=config.budget.transfer_seconds or None,
         deadline_seconds=config.deadline_seconds or None,
-        round_seconds=config.round_seconds or None,
+        round_seconds=config.budget.round_seconds or None,
         evaluate_every=config.evaluate_every,
         evaluate_tiers=config.evaluate_tiers,
-        statistics_devices=config.statistics_devices,
-        statistics_examples=config.statistics_examples,
+        statistics_devices=config.statistics.devices,
+        statistics_examples=config.statistics.examples,
         deliver=config.deliver,
-        personal_every=config.personal_every,
-        personal_epochs=config.personal_epochs,
-        personal_from=config.personal_from,
+        personal_every=config.personal.every,
+        personal_epochs=config.personal.epochs,
+        personal_from=config.personal.first_round,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
         privacy=privacy_of(config),
-        secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
-        aggregation=Aggregation(config.aggregation, config.aggregation_trim),
+        secure_minimum=config.secure_aggregation.minimum,
+        aggregation=Aggregation(config.aggregation.rule, config.aggregation.trim),
         wire=config.wire,
         metric=task.metric,
         label_sets=task.label_sets is not None,
@@ -78,23 +78,23 @@ def privacy_of(config: RunConfig) -> Privacy | None:
         return None
     rate = config.devices_per_round / config.devices
     try:
-        noise = config.dp_noise_multiplier or noise_multiplier_for(
-            config.dp_epsilon, config.rounds, rate, config.dp_delta
+        noise = config.dp.noise_multiplier or noise_multiplier_for(
+            config.dp.epsilon, config.rounds, rate, config.dp.delta
         )
         seeded = bool(config.fleet)
         privacy = Privacy(
-            config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, seeded, config.dp_epsilon
+            config.dp.clip, noise, config.dp.delta, rate, config.devices_per_round, seeded, config.dp.epsilon
         )
         epsilon = privacy.epsilon(config.rounds)
     except ValueError as error:
-        key = "dp-epsilon" if config.dp_epsilon else "dp-noise-multiplier"
+        key = "dp.epsilon" if config.dp.epsilon else "dp.noise-multiplier"
         raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
     log(
         INFO,
         "Differential privacy: noise multiplier %.4g, epsilon %.4g with delta %g after %s rounds",
         noise,
         epsilon,
-        config.dp_delta,
+        config.dp.delta,
         config.rounds,
     )
     return privacy

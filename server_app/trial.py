@@ -25,7 +25,8 @@ from wildflower.models.network import Network
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.units import counted
-from wildflower.tasks.task import Task, laid_out_for
+from wildflower.tasks.inputs import laid_out_for
+from wildflower.tasks.task import Task
 
 Mode = Literal["evaluation", "training"]
 MOST_NETWORKS = 8  # that are tried, of as many levels as there may be

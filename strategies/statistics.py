@@ -20,7 +20,7 @@ from wildflower.models.layers import mean_statistics
 from wildflower.models.network import MeanOfExits, Network, pool_by_slices
 from wildflower.strategies.method import Answer, ClientContext, ClientStep
 from wildflower.strategies.params import CountOrZero
-from wildflower.tasks.task import laid_out_for
+from wildflower.tasks.inputs import laid_out_for
 
 # How many take statistics by default where a round has fewer devices. With fewer a score depends on which devices they
 # are, more than on how many examples each passes (benchmarks/methods_that_win).

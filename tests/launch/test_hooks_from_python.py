@@ -4,8 +4,10 @@ import subprocess
 import sys
 import textwrap
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 
 import wildflower as wf
 from tests.programs import run_python
@@ -94,3 +96,15 @@ def test_a_failing_hook_is_named_in_the_error_of_the_run(folder):
     ran = run_python("script.py", folder=folder, timeout_seconds=120)
     assert "RunError: stopped: " in ran.stderr
     assert "hook StopAt: RuntimeError: too much" in ran.stderr
+
+
+@pytest.mark.thorough
+def test_a_hook_of_a_notebook_ends_its_run(folder):
+    """The run is forked from the kernel, with the class that a cell has made."""
+    cells = [nbformat.v4.new_code_cell(SCRIPT.partition("run = ")[0])]
+    cells.append(nbformat.v4.new_code_cell('run = wf.run("experiment.toml", hooks=[StopAt(2)], run_name="stopped")'))
+    cells.append(nbformat.v4.new_code_cell("print(run.status, len(run.rounds))"))
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    assert notebook.cells[-1].outputs[0].text == "finished 2\n"
+    assert not any("Traceback" in str(output) for cell in notebook.cells for output in cell.outputs)

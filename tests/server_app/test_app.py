@@ -514,7 +514,7 @@ def test_the_family_is_built_as_the_method_wants_it(method, norm, scaler, tmp_pa
     assert (family.classes, family.input_shape) == (10, (1, 8, 8))
 
 
-@pytest.mark.parametrize(("changes", "takes"), [({}, True), ({"dp-noise-multiplier": 1e-9, "dp-delta": 1e-3}, False)])
+@pytest.mark.parametrize(("changes", "takes"), [({}, True), ({"dp.noise-multiplier": 1e-9, "dp.delta": 1e-3}, False)])
 def test_static_norms_are_scored_with_statistics_of_devices_where_these_may_tell_them(changes, takes, tmp_path):
     keys = {"strategy": "fedavg", "family-arguments": "norm = 'static'", "rounds": 1, "evaluate-every": 1}
     model, _ = load_model(run(simulated_grid(), small_config(tmp_path, **keys | changes)))
@@ -557,9 +557,9 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
         (
             "fedrolex",
             'memory = "1 GB"\nlink = "8 kbit/s"',
-            {"transfer-seconds": 0.5},
-            r"850 MB of memory and 500 B of weights down and 500 B up; try a larger transfer-seconds than 0\.5, or a "
-            r"smaller width",
+            {"budget.transfer-seconds": 0.5},
+            r"850 MB of memory and 500 B of weights down and 500 B up; try a larger "
+            r"budget\.transfer-seconds than 0\.5, or a smaller width",
         ),
         (
             "exclusive",
@@ -604,7 +604,7 @@ def test_a_run_without_any_node_has_failed_and_says_so_in_words(tmp_path, monkey
 
 
 def test_no_link_is_too_slow_where_nothing_travels(tmp_path):
-    keys = METHODS["local"] | {"rounds": 1, "evaluate-every": 1, "transfer-seconds": 0.5}
+    keys = METHODS["local"] | {"rounds": 1, "evaluate-every": 1, "budget.transfer-seconds": 0.5}
     fleet = poor_fleet(tmp_path, 'memory = "1 GB"\nlink = "8 kbit/s"')
     run_dir = run(simulated_grid(), small_config(tmp_path, **keys, **fleet))
     [record] = read_rounds(run_dir)
@@ -673,7 +673,7 @@ def test_the_fleets_first_group_are_the_strong_devices(groups, good, tmp_path):
     fleet = tmp_path / "counted.toml"
     text = '[[group]]\nname = "group{}"\ncount = {}\nmemory = "1 GB"\nlink = "1 Mbit/s"\n'
     fleet.write_text("\n".join(text.format(number, count) for number, count in enumerate(groups)))
-    changes = {"fleet": str(fleet), "partition": "strong-and-weak", "strong-devices": 2, "examples-per-device": 0}
-    refusal = pytest.raises(ConfigError, match="strong-devices = 2: the fleet's first group, 'group0', has 1 devices")
+    changes = {"fleet": str(fleet), "partition": "strong-and-weak", "strong.devices": 2, "examples-per-device": 0}
+    refusal = pytest.raises(ConfigError, match=r"strong\.devices = 2: the fleet's first group, 'group0', has 1 devices")
     with nullcontext() if good else refusal:
         build(small_config(tmp_path, **changes))

@@ -31,7 +31,7 @@ def _config(folder: Path, **changes: Any) -> Any:
         "learning_rate": 0.05,
         "examples_per_device": 0,
         "test_fraction": 0.25,
-        "personal_every": 6,
+        "personal__every": 6,
         "partition": "iid",
     }
     return small_config(folder, **settings | changes)
@@ -270,7 +270,7 @@ def test_methods_that_need_classes_say_so_before_the_first_round(
 @pytest.mark.parametrize("name", ALLOWED)
 def test_other_methods_train_on_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.regression(monkeypatch)
-    settings = {"rounds": 2, "local_steps": 1, "evaluate_every": 1, "personal_every": 2} | ALLOWED[name]
+    settings = {"rounds": 2, "local_steps": 1, "evaluate_every": 1, "personal__every": 2} | ALLOWED[name]
     folder = run(simulated_grid(), _config(tmp_path, **settings))
     rounds = read_rounds(folder)
     assert all(record.score is not None and -1 <= record.score <= 1 for record in rounds)

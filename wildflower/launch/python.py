@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wildflower.launch import child
+from wildflower.launch.app_log import WAITING, log_since, warnings_text
 from wildflower.launch.before import check_population
-from wildflower.launch.experiment import (
-    LOOK_SECONDS,
-    WAITING,
-    JournalWatch,
-    log_since,
-    progress,
-    summary_rows,
-    warnings_text,
-)
 from wildflower.launch.experiment_file import SettingsError, as_overrides, as_text, beside, place, resolve
+from wildflower.launch.following import LOOK_SECONDS, JournalWatch
+from wildflower.launch.showing import progress, summary_rows
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.launch.sweeps import Row, check_seeds, folder_of, is_whole, make_rows, read_rows
 from wildflower.launch.sweeps import sweep as run_sweep

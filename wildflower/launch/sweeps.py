@@ -19,7 +19,6 @@ from rich.console import Console
 from wildflower.devices.private import private_folder, private_open
 from wildflower.launch import child
 from wildflower.launch.before import check_population
-from wildflower.launch.experiment import JournalWatch, notebook_bar
 from wildflower.launch.experiment_file import (
     SettingsError,
     as_overrides,
@@ -32,6 +31,8 @@ from wildflower.launch.experiment_file import (
     strategy_of,
     without_keys_of_others,
 )
+from wildflower.launch.following import JournalWatch
+from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.server_app.resuming import check_resumable, check_same_plugins
 from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary

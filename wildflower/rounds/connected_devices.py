@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.validation import one_line
@@ -75,22 +76,25 @@ class ConnectedDevices(Population):
         self._quarantine, self._instances = Quarantine(), Instances()
         self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: also to whom devices belong."""
         owners = {str(device): list(nodes) for device, nodes in sorted(self._owners.items())}
         return {**super().state_dict(), **self._quarantine.state_dict(), "owners": owners}
 
+    @override
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
         super().load_state_dict(values)
         self._quarantine.load_state_dict(values)
         self._owners = {int(device): (first, last) for device, (first, last) in values["owners"].items()}
 
+    @override
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
         """A uniform sample of the devices whose nodes answer. NoNodesError where no node is connected for long."""
         able = self.everyone(grid)
         return [int(d) for d in rng.choice(able, size=min(count, len(able)), replace=False)] if able else []
 
+    @override
     def everyone(self, grid: Grid) -> list[int]:
         """The devices whose nodes answer. NoNodesError where no node is connected for long."""
         wanted = 1 if self._known else self._least
@@ -121,15 +125,17 @@ class ConnectedDevices(Population):
             time.sleep(self.poll_seconds)
             self._look_after_busy(grid, set(grid.get_node_ids()) - self._quarantine.held.keys())
 
+    @override
     def present(self, grid: Grid) -> list[int]:
         """The devices whose nodes are connected and have said what they can spend."""
         online = set(grid.get_node_ids()) - self._quarantine.held.keys()
         return sorted(device for device, said in self._said.items() if said.node in online)
 
+    @override
     def report(self, device: int) -> DeviceReport:
-        """The device's newest report."""
         return (self._known.get(device) or self._said[device]).report
 
+    @override
     def newest_reports(self) -> list[NodeState]:
         """What every node said last, by device, also that of nodes which are busy or gone."""
         now = time.monotonic()
@@ -151,59 +157,65 @@ class ConnectedDevices(Population):
         """The devices whose reports are known."""
         return sorted(self._known)
 
+    @override
     def tier(self, device: int) -> str:
         """The device's kind, as it first said it."""
         return self._kinds[device]
 
+    @override
     def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
-        """The node of each device."""
         return [self._known[device].node for device in devices]
 
+    @override
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """Those whose node is known and online, and not left working at a deadline."""
         online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
         return [device for device in devices if device in self._known and self._known[device].node in online]
 
+    @override
     def advance(self, simulated_seconds: float, wall_seconds: float) -> list[int]:
         """Add the round's time on the wall. A node that is gone may come back, so that nobody has left for good."""
         self.now_seconds += wall_seconds
         self.recover()
         return []
 
+    @override
     def answer_seconds(self, deadline_seconds: float | None) -> float | None:
-        """Until the deadline."""
         return deadline_seconds
 
+    @override
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> None:
-        """Nothing is simulated here."""
         return None
 
+    @override
     def quarantined(self) -> Mapping[int, str]:
-        """The nodes that are asked nothing any more, and why."""
         return self._quarantine.held
 
+    @override
     def check_report(self, device: int, report: DeviceReport) -> None:
         """MessageError where a second board with the node's key sent it."""
         self._instances.check(self._known[device].node, report)
 
+    @override
     def refused(self, node: int, why: str, *, lied: bool = False) -> None:
         """Count it: a node whose replies are refused again and again is quarantined."""
         self._quarantine.refused(node, why, lied=lied)
 
+    @override
     def accepted(self, node: int) -> None:
-        """It has not been refused again."""
         self._quarantine.accepted(node)
 
+    @override
     def release(self, nodes: Iterable[int]) -> None:
-        """Ask them again."""
         self._quarantine.release(nodes)
 
+    @override
     def replied(self, device: int, report: DeviceReport) -> None:
-        """Keep the report that came with an update."""
         known = self._known[device]
         known.report, known.seen = report, time.monotonic()
         known.reported = known.seen
 
+    @override
     def ask_again(self, device: int) -> None:
         """Its report counts as old."""
         if device in self._known:

@@ -174,7 +174,7 @@ def check_hooks(hooks: Sequence[RoundHook], settings: RoundSettings) -> None:
         if overrides(hook, "before_assigning"):
             raise HookError(
                 f"hook {name_of(hook)}: it chooses devices, and differential privacy counts on every device being "
-                "sampled with the same probability: leave out before_assigning, or dp-epsilon and dp-noise-multiplier"
+                "sampled with the same probability: leave out before_assigning, or dp.epsilon and dp.noise-multiplier"
             )
 
 

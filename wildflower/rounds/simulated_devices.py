@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from wildflower.devices.clock import Timing, VirtualClock
 from wildflower.devices.fleet import Fleet
@@ -55,6 +56,7 @@ class SimulatedDevices(Population):
     def now_seconds(self, seconds: float) -> None:
         self.clock.now_seconds = seconds
 
+    @override
     def advance(self, simulated_seconds: float, wall_seconds: float) -> list[int]:
         """Move the virtual clock, and the traces with it; devices leave, and new ones come. -> those that left."""
         self.clock.advance(simulated_seconds)
@@ -72,10 +74,11 @@ class SimulatedDevices(Population):
         self._exchanges += 1
         return left
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Also how often devices were replaced."""
         return super().state_dict() | ({"exchanges": self._exchanges} if self.fleet.replaced else {})
 
+    @override
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Restore `state_dict`: who is present follows from how often devices were replaced."""
         super().load_state_dict(values)
@@ -83,27 +86,30 @@ class SimulatedDevices(Population):
         for _ in range(values.get("exchanges", 0)):
             self._exchange_devices()
 
+    @override
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
         """A uniform sample without replacement; its cost does not depend on the size of the fleet."""
         places = rng.choice(self.fleet.size, size=min(count, self.fleet.size), replace=False, shuffle=True)
         return [int(i) for i in (self._present[places] if self.fleet.replaced else places)]
 
+    @override
     def everyone(self, grid: Grid) -> list[int]:
-        """The whole fleet as it is now."""
         return sorted(map(int, self._present)) if self.fleet.replaced else list(range(self.fleet.size))
 
+    @override
     def present(self, grid: Grid) -> list[int]:
-        """The whole fleet as it is now."""
         return self.everyone(grid)
 
+    @override
     def report(self, device: int) -> DeviceReport:
         """What the fleet file says of the device at this simulated second."""
         return self.fleet.report(device, self.clock.now_seconds)
 
+    @override
     def tier(self, device: int) -> str:
-        """The device's fleet group."""
         return self.fleet.tier(device)
 
+    @override
     def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
         """Longest work first onto the least loaded worker; where workers are elsewhere, each device's own one."""
         if self._elsewhere:
@@ -119,34 +125,43 @@ class SimulatedDevices(Population):
             result[i] = node
         return result
 
+    @override
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """All that are present: any worker carries any device."""
         present = set(map(int, self._present))
         return [device for device in devices if not self.fleet.replaced or device in present]
 
+    @override
     def answer_seconds(self, deadline_seconds: float | None) -> float | None:
         """None, because the deadline is in simulated time; an hour for nodes elsewhere, which may lose a message."""
         return ELSEWHERE_SECONDS if self._elsewhere else None
 
+    @override
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
         """Download, training and upload under the device's links and speed, from now on."""
         return self.clock.timing(self.fleet, device, bytes_down=bytes_down, flops=flops, bytes_up=bytes_up)
 
+    @override
     def replied(self, device: int, report: DeviceReport) -> None:
         """Simulated devices send none: the fleet file knows."""
 
+    @override
     def ask_again(self, device: int) -> None:
         """The fleet file still holds."""
 
+    @override
     def check_report(self, device: int, report: DeviceReport) -> None:
         """The workers are our own."""
 
+    @override
     def refused(self, node: int, why: str, *, lied: bool = False) -> None:
         """The workers are our own."""
 
+    @override
     def accepted(self, node: int) -> None:
         """The workers are our own."""
 
+    @override
     def release(self, nodes: Iterable[int]) -> None:
         """No worker is ever quarantined."""
 
