@@ -22,7 +22,9 @@ from torch import Tensor, fx, nn
 from wildflower.client_app.board_link import BoardError, as_board_error, connection, take
 from wildflower.client_app.frames import send
 from wildflower.messages.orders import LocalTraining
-from wildflower.models.layers import BatchNorm, HalvingMaxPool, Network
+from wildflower.models.layers import BatchNorm
+from wildflower.models.max_pool import HalvingMaxPool
+from wildflower.models.network import Network
 from wildflower.strategies.shared_losses import Loss, Regularizer
 
 PROTOCOL = 1

@@ -38,11 +38,13 @@ from wildflower.messages.sums import not_finite
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, digest, frozen_layout
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, trained_parameters, with_weights
-from wildflower.models.layers import Network, mean_statistics
+from wildflower.models.layers import mean_statistics
+from wildflower.models.network import Network
 from wildflower.strategies.method import Answer, ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError
-from wildflower.tasks.task import Task, in_layout
+from wildflower.tasks.inputs import in_layout
+from wildflower.tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 T = TypeVar("T")

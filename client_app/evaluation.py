@@ -19,7 +19,7 @@ from wildflower.client_app.memory import memory_limit
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Score
 from wildflower.messages.packing import MessageError
 from wildflower.models.base import Family
-from wildflower.models.layers import Network, pool_by_slices
+from wildflower.models.network import Network, pool_by_slices
 from wildflower.strategies.method import Answer, client_step_of
 from wildflower.strategies.statistics import take_statistics
 from wildflower.tasks.scoring import score

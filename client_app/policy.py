@@ -105,7 +105,7 @@ class Ledger:
             raise MessageError(
                 "from these very weights this device has trained for a sum with other settings: the difference of both "
                 "sums could show its update. Go on with the settings of before, or from other weights (seed, "
-                "initial-weights)"
+                "initial.weights)"
             )
         return batch.training, order.model_copy(update={"seed": before.seed})
 
@@ -174,7 +174,7 @@ class Policy:
         if fewest < self.minimum:
             raise MessageError(
                 f"a sum may be of {fewest} devices, and this device's owner wants {self.minimum} at least "
-                "(secure-minimum in its node config): set the run's secure-minimum"
+                "(secure-minimum in its node config): set the run's secure-aggregation.minimum"
             )
 
     def check_unmasked(self, what: str) -> None:

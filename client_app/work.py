@@ -56,10 +56,11 @@ from wildflower.messages.sums import MASKED, WeightedSum, device_weight, joined,
 from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from wildflower.models.family import Family, make_family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.method import client_step_of
 from wildflower.tasks.device_data import MAX_PROBLEM_LETTERS, Summary, UnfitError
-from wildflower.tasks.task import Task, TaskSpec, describe, load_task
+from wildflower.tasks.inspection import describe
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 NodeConfig = Mapping[str, object]
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -275,7 +276,7 @@ def _masks(
     policy = policy_of(config, order.device, simulated=batch.shared_process)
     if not order.masked_with:
         policy.check_unmasked(
-            "an order whose result the server would see by itself: the run needs secure-aggregation = true"
+            "an order whose result the server would see by itself: the run needs secure-aggregation.minimum = 5"
         )
         return batch.training, order, None
     device = SecureDevice(order.device, batch.run, batch.round, folder, policy)

@@ -7,20 +7,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
+from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
+from wildflower.models.layers import Block, Channels, Layer, Norm, Scale, TensorSpec
+from wildflower.models.network import Network
 from wildflower.models.placement import CLASSES, INPUT, Axis, Coordinates, Placement, Select, Window, leading, spread
+from wildflower.models.training_step import distinct_convolutions, price_of_blocks
 from wildflower.plugins.nearest import LIKENESS, did_you_mean, nearest_part
-
-if TYPE_CHECKING:
-    from wildflower.models.cost import Convolution, Cost
-
 
 M = TypeVar("M", bound=nn.Module)
 VARIANCE = "running_var"
@@ -455,18 +454,12 @@ class BlockFamily(Family):
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """Follow one training step by what is known of every layer."""
-        from wildflower.models.cost import (
-            price_of_blocks,  # which knows the layers of all families, and so imports them
-        )
-
         if self.freeze:
             return _traced(self, arch, batch_size, optimizer)
         return price_of_blocks(self, arch, batch_size, optimizer)
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Those of the layers."""
-        from wildflower.models.cost import distinct_convolutions
-
         return distinct_convolutions(self, arch)
 
 
@@ -660,8 +653,7 @@ def fill_buffers(model: Network, family: Family, architecture: Architecture) -> 
 
 def _traced(family: BlockFamily, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
     """The cost by a step on fake tensors: what layers need whose input or weight has no gradient is not described."""
-    from wildflower.models.cost import OPTIMIZERS
-    from wildflower.models.trace import follow
+    from wildflower.models.trace import follow  # only a server prices so: devices need not load it
 
     shape, dtype, accumulates = family.input_shape, family.input_dtype, OPTIMIZERS[optimizer].accumulates
     step = follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)

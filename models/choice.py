@@ -13,7 +13,8 @@ from torch import Tensor
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import BlockFamily
-from wildflower.models.layers import Block, Channels, Layer, Network
+from wildflower.models.layers import Block, Channels, Layer
+from wildflower.models.network import Network
 from wildflower.plugins.nearest import nearest_part
 
 

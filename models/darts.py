@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import is_count
-from wildflower.models.layers import Network
-from wildflower.models.module import AnyNetwork, ModuleFamily
+from wildflower.models.module import ModuleFamily
+from wildflower.models.network import Network
 
 ALPHAS = "alphas."
 """What the names of the numbers that mix operations begin with."""

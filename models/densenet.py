@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import ImageFamily, is_count
-from wildflower.models.layers import Block, Channels, Conv, GlobalPool, Linear, Pool, Relu
+from wildflower.models.convolutions import Conv
+from wildflower.models.layers import Block, Channels, GlobalPool, Linear, Pool, Relu
 
 
 @dataclass(frozen=True)

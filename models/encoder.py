@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import is_count, lies_in
-from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.layers import TensorSpec
 from wildflower.models.module import ModuleFamily
+from wildflower.models.network import Network
 from wildflower.models.placement import Coordinates
 from wildflower.plugins.extras import needed
 from wildflower.plugins.nearest import nearest_part

@@ -69,7 +69,7 @@ class Initial:
 
 
 def weights_file(source: str) -> Path:
-    """The file that a run's `initial-weights` stands for; of a name on Hugging Face's hub, where it was downloaded to.
+    """The file that a run's `initial.weights` stands for; of a name on Hugging Face's hub, where it was downloaded to.
 
     Raises ValueError where there is none.
     """
@@ -92,7 +92,7 @@ def weights_file(source: str) -> Path:
 
 
 def folder_of_sizes(source: str) -> Path | None:
-    """The folder with the configuration of the model that `initial-weights` names; None where there is none."""
+    """The folder with the configuration of the model that `initial.weights` names; None where there is none."""
     path = Path(source).expanduser()
     if not source or path.is_dir():
         return path if source and (path / "config.json").is_file() else None
@@ -157,7 +157,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
     for name, tensor in tensors.items():
         new = steps[name][-1]
         if new in renamed:
-            raise ValueError(f"{file}: by initial-names two tensors are called {new}, one of them {name}")
+            raise ValueError(f"{file}: by initial.names two tensors are called {new}, one of them {name}")
         if new:
             renamed[new] = tensor
     # Who says what a name of the file is called here has chosen what to take; false and "" only leave out.
@@ -183,7 +183,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
     if not found:
         raise ValueError(
             f"{file} has no tensor of {family.name}: it has {_some(tuple(renamed))}, and the family "
-            f"{_some(tuple(full))}; initial-names says how one is called in the other{why}"
+            f"{_some(tuple(full))}; initial.names says how one is called in the other{why}"
         )
     if not chosen:
         _check_architecture(file, family.name, wanted, renamed)
@@ -221,7 +221,7 @@ def _check_shapes(
         )
     module, _, own = first.rpartition(".")
     part = module if own in ("weight", "bias") and module else first
-    raise ValueError(f"{text}: initial-names = \"'{part}' = false\" leaves it out")
+    raise ValueError(f"{text}: initial.names = \"'{part}' = false\" leaves it out")
 
 
 def _as_wanted(tensor: Tensor, dtype: torch.dtype, where: str) -> Tensor:
@@ -248,7 +248,7 @@ def _join_ties(tensors: dict[str, Tensor], further_names: Mapping[str, str], fil
         if not torch.equal(tensors.setdefault(first, tensor), tensor):
             raise ValueError(
                 f"{file}: {further} and {first} are one tensor in the model, and differ in the file; "
-                f"initial-names = \"'{further}' = false\" leaves one of them out"
+                f"initial.names = \"'{further}' = false\" leaves one of them out"
             )
 
 
@@ -303,7 +303,7 @@ def _check_architecture(file: Path, name: str, wanted: Mapping[str, TensorSpec],
             f"{file} is of another architecture than {name}: of the model's {len(body)} tensors that are no heads it "
             f"has {fitting}, and lacks {_some(lacking)}; of its own {len(given)} tensors the model has {used}, and "
             f"lacks {_some(over)}. Take the family of these weights (of an encoder its `kind`), or where only names "
-            "differ, or only a part is wanted, map them by initial-names"
+            "differ, or only a part is wanted, map them by initial.names"
         )
 
 
@@ -379,7 +379,7 @@ def _is_in(part: str, name: str) -> bool:
 
 
 def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Sequence[str]], file: Path) -> None:
-    """Raise ValueError for an entry of `initial-names` that no tensor of the file is called, nor a part of one.
+    """Raise ValueError for an entry of `initial.names` that no tensor of the file is called, nor a part of one.
 
     Args:
         found: the names in the file, each with what the entries make of it in turn.
@@ -391,7 +391,7 @@ def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Seque
             ends = {".".join(parts[:end]) for parts in split for end in range(1, len(parts) + 1)}
             meant = did_you_mean(old, ends.union(*split), likeness=LIKENESS)
             hint = meant or f"it has {_some(tuple(found))}"
-            raise ValueError(f"{file}: initial-names has {old!r}, and no tensor or part of one is called so; {hint}")
+            raise ValueError(f"{file}: initial.names has {old!r}, and no tensor or part of one is called so; {hint}")
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object], file: Path) -> dict[str, Tensor]:
@@ -412,7 +412,7 @@ def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object],
         short = name.removeprefix(f"{best}.")
         if short != name and short in tensors:
             raise ValueError(
-                f"{file} has {short} and {name}: initial-names = \"'{best}' = false\" leaves out the latter"
+                f"{file} has {short} and {name}: initial.names = \"'{best}' = false\" leaves out the latter"
             )
         found[short] = tensor
     return found
@@ -435,7 +435,7 @@ def _some(names: tuple[str, ...]) -> str:
 
 
 def checked_names(names: Mapping[str, Any]) -> Mapping[str, str | bool]:
-    """The table of `initial-names`; ValueError where an entry is neither a name nor false."""
+    """The table of `initial.names`; ValueError where an entry is neither a name nor false."""
     for old, new in names.items():
         if not old or not (new is False or (isinstance(new, str) and re.fullmatch(r"[\w.-]*", new))):
             raise ValueError(f"'{old}' = {new!r}: an entry is like 'features.0' = 'stem', or 'classifier' = false")

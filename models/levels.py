@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.held import ORTHOGONAL, check_held, check_parts
-from wildflower.models.layers import Network, make_static
-from wildflower.models.module import AnyNetwork, ModuleFamily, meta_state
+from wildflower.models.layers import make_static
+from wildflower.models.module import ModuleFamily, meta_state
+from wildflower.models.network import Network
 from wildflower.plugins.reference import PluginError, named, one_sentence
 
 MAX_LEVELS = 1000
@@ -218,7 +220,7 @@ class Levels(ModuleFamily):
 def _hint(error: Exception) -> str:
     """Advice for an error of a function that makes a network without memory; "" where there is none."""
     if "from_pretrained" in str(error):
-        return ": build the network from its configuration, and let initial-weights name the folder of its weights"
+        return ": build the network from its configuration, and let initial.weights name the folder of its weights"
     if isinstance(error, TypeError) and re.search("argument.*'(classes|num_classes|input_shape)'", str(error)):
         return ": only what the function itself names among its parameters is filled in"
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):

@@ -16,23 +16,10 @@ import torch
 from torch import nn
 
 from wildflower.models.architecture import Architecture
+from wildflower.models.convolutions import Conv, DepthwiseConv, SqueezeExcite
 from wildflower.models.elastic import Decision, ElasticFamily, divisible
-from wildflower.models.layers import (
-    Block,
-    Channels,
-    Conv,
-    DepthwiseConv,
-    Dropout,
-    GlobalPool,
-    HardSwish,
-    Layer,
-    Linear,
-    Network,
-    Norm,
-    Relu,
-    Relu6,
-    SqueezeExcite,
-)
+from wildflower.models.layers import Block, Channels, Dropout, GlobalPool, HardSwish, Layer, Linear, Norm, Relu, Relu6
+from wildflower.models.network import Network
 
 MAX_KERNEL = 15
 

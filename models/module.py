@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
-from wildflower.models.held import fill_held, from_first_weights, held_tensors, lacks_values, move_held
-from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.held import fill_held, from_first_weights, held_tensors, lacks_values
+from wildflower.models.layers import TensorSpec
+from wildflower.models.network import Network
 from wildflower.models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
 from wildflower.models.skeleton import parameters_without_memory
-from wildflower.models.spectral import find_vectors, leave_vectors_out
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError
 
@@ -27,109 +27,6 @@ if TYPE_CHECKING:
     from wildflower.models.trace import Step
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
-
-
-class AnyNetwork(Network):
-    """Any module as a network with one exit: its own parameters, buffers and children, under their own names.
-
-    Buffers of whole numbers, such as batch norm's counters, do not travel: they are left out of the state. Nor do the
-    vectors of spectral norms, which follow from the weights. Of tied weights, that is one tensor under several names,
-    the state has the first name alone.
-
-    Attributes:
-        ties: each further name of a tied tensor -> its first name.
-        held: tensors that the module holds outside of its tables, where `find_held` has looked for them.
-    """
-
-    held: tuple[Tensor, ...] = ()
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__([])
-        # One set of tables for both, so that what replaces a tensor here replaces it there.
-        self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
-        self._non_persistent_buffers_set = module._non_persistent_buffers_set
-        self._inside = (module,)  # in a tuple, or it would be a child of its own
-        for part in module.modules():
-            # It plays no part under a fixed momentum, but a SyncBatchNorm insists on it.
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
-                part.num_batches_tracked = None
-            for name, buffer in part._buffers.items():
-                if buffer is not None and not buffer.is_floating_point():
-                    part._non_persistent_buffers_set.add(name)
-        leave_vectors_out(module)
-        first: dict[int, str] = {}  # tensor -> its first name
-        names = [(n, first.setdefault(id(tensor), n)) for n, tensor in super().state_dict(keep_vars=True).items()]
-        self.ties = {name: of for name, of in names if name != of}
-
-    @property
-    def module(self) -> nn.Module:
-        """The module itself."""
-        return self._inside[0]
-
-    def find_held(self) -> None:
-        """Note what the module holds outside of its tables, so that it moves with it to another device."""
-        self.held = tuple(held_tensors(self.module).values())
-
-    def settle(self) -> None:
-        """Compute what follows from the weights, once they are there."""
-        find_vectors(self.module)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AnyNetwork:
-        """As of `nn.Module`, also for what is held outside of the tables."""
-        with move_held(self.module, self.held, fn):
-            super()._apply(fn, recurse)
-        return self
-
-    def state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """As of `nn.Module`, but for further names of tied weights."""
-        state = super().state_dict(*arguments, **options)
-        for name in self.ties:
-            state.pop(options.get("prefix", "") + name, None)
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As of `nn.Module`; ties stay, and their further names need not be there."""
-        if not self.ties:
-            return super().load_state_dict(state_dict, strict, assign)
-        if assign:
-            raise ValueError("tied weights are loaded in place: assign = True would give each name a tensor of its own")
-        whole = OrderedDict(state_dict)
-        whole.update({name: state_dict[of] for name, of in self.ties.items() if of in state_dict})
-        whole._metadata = getattr(state_dict, "_metadata", None)  # type: ignore[attr-defined]  # PyTorch's versions
-        return super().load_state_dict(whole, strict)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """What the module returns: (batch, *input shape) -> (batch, classes); PluginError where it changes `x`."""
-        before = _version(x)
-        result: Tensor = self._inside[0](x)
-        if _version(x) != before:
-            raise PluginError(changed_input(self))
-        return result
-
-    def exits(self, x: Tensor) -> list[Tensor]:
-        """The one exit."""
-        return [self(x)]
-
-    def train(self, mode: bool = True) -> AnyNetwork:
-        """Call the module's own `train`, which may keep some of its parts in evaluation mode."""
-        self._inside[0].train(mode)
-        self.training = mode
-        return self
-
-
-def _version(x: Tensor) -> int:
-    """How often a tensor has been changed in place; 0 where that is not counted, or a graph is made with a stand-in."""
-    return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
-
-
-def changed_input(network: nn.Module) -> str:
-    """What is wrong with a network that changes its input, and what would be right."""
-    module = network._inside[0] if isinstance(network, AnyNetwork) else network
-    return (
-        f"{type(module).__name__} changes its input in place, so that whatever else passes the same batch on, such as "
-        "other levels, would read what it leaves: make a new tensor of it, as x = x - mean in place of x -= mean or "
-        "nn.ReLU() in place of nn.ReLU(inplace=True), or begin its forward with x = x.clone()"
-    )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from torch import nn
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import is_count
+from wildflower.models.convolutions import Conv
 from wildflower.models.elastic import Decision, ElasticFamily, divisible
-from wildflower.models.layers import Block, Channels, Conv, GlobalPool, Halve, Layer, Linear, Network, Relu
+from wildflower.models.layers import Block, Channels, GlobalPool, Halve, Layer, Linear, Relu
+from wildflower.models.network import Network
 
 
 @dataclass(frozen=True)

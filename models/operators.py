@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.trace import built
 
 INPUT, OUTPUT = "input", "output"

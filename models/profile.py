@@ -23,8 +23,9 @@ from functools import lru_cache
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import BlockFamily, Family
-from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, _Step
-from wildflower.models.layers import Block, Shape
+from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, Shape
+from wildflower.models.layers import Block
+from wildflower.models.training_step import Step
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def profile(piece: Piece, batch_size: int, *, piling: bool = True) -> Profile:
 
     piling: whether its gradients pile up, and do not go into the sum of those of earlier micro-batches.
     """
-    step = _Step(batch_size, piling=piling)
+    step = Step(batch_size, piling=piling)
     before = step.parameters = 0 if piece.first else 1
     x = step._allocate(FLOAT_BYTES * batch_size * math.prod(piece.shape))
     x.holders += piece.held

@@ -11,7 +11,9 @@ from torch import nn
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import ExitFamily, is_count
-from wildflower.models.layers import Block, Channels, Conv, GlobalPool, Layer, Linear, Network, Relu, Relu6
+from wildflower.models.convolutions import Conv
+from wildflower.models.layers import Block, Channels, GlobalPool, Layer, Linear, Relu, Relu6
+from wildflower.models.network import Network
 from wildflower.plugins.nearest import nearest_part
 
 ACTIVATIONS: dict[str, Layer] = {"relu": Relu(), "relu6": Relu6()}

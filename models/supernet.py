@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import with_weights
 from wildflower.models.elastic import ElasticSpace
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.placement import Coordinates
 from wildflower.models.space import Space
 from wildflower.plugins.nearest import nearest_part

@@ -30,9 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from wildflower.models.any_network import changed_input
 from wildflower.models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
-from wildflower.models.layers import Network
-from wildflower.models.module import changed_input
+from wildflower.models.network import Network
 from wildflower.models.skeleton import parameters_without_memory
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import BlockFamily, is_count
-from wildflower.models.layers import Block, Channels, Layer, Linear, Scaler, Shape, Stateless, TensorSpec, spec
+from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, table_footprint
+from wildflower.models.layers import Block, Channels, Layer, Linear, Scaler, Stateless, TensorSpec, spec
 from wildflower.models.placement import Axis
 
 EMBEDDING_STD = 0.02
@@ -52,6 +53,12 @@ class Patches(Stateless):
             raise ValueError(f"{height}x{width} images cannot be cut into patches of {self.side}x{self.side}")
         return (height // self.side) * (width // self.side), channels * self.side**2
 
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        # Only images are cut: there is no gradient to make.
+        result = FLOAT_BYTES * batch_size * math.prod(result_shape)
+        return Footprint(result=result, forward_peak=result)
+
 
 @dataclass(frozen=True)
 class Embedding(Layer):
@@ -74,6 +81,11 @@ class Embedding(Layer):
     def tensors(self) -> dict[str, TensorSpec]:
         """Weight (vocabulary, channels)."""
         return {"weight": spec((self.vocabulary, None), (self.outputs.kept, Axis(self.outputs.group)))}
+
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        # What is saved are the tokens, which stay anyway.
+        return table_footprint(self.vocabulary * self.outputs.kept, result_shape, batch_size)
 
 
 class AddPositions(nn.Module):
@@ -105,6 +117,10 @@ class Positions(Layer):
         """Weight (positions, channels)."""
         return {"weight": spec((self.positions, None), (self.channels.kept, Axis(self.channels.group)))}
 
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        return table_footprint(math.prod(shape), result_shape, batch_size)
+
 
 @dataclass(frozen=True)
 class LayerNorm(Layer):
@@ -121,6 +137,22 @@ class LayerNorm(Layer):
         """Weight and bias."""
         return {name: spec((self.channels.kept, Axis(self.channels.group))) for name in ("weight", "bias")}
 
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        size = FLOAT_BYTES * batch_size * math.prod(shape)
+        statistics = FLOAT_BYTES * 2 * batch_size * shape[0]  # mean and inverse deviation of each position
+        # Backward, gradients of weight and bias are summed up in a table per thread.
+        return Footprint(
+            result=size,
+            saves_input=True,
+            saves_own=statistics,
+            forward_peak=size + statistics,
+            gradient=size,
+            backward_peak=size + 2 * FLOAT_BYTES * 2 * shape[1],
+            parameters=2 * shape[1],
+            largest_parameter=shape[1],
+        )
+
 
 @dataclass(frozen=True)
 class Gelu(Stateless):
@@ -129,6 +161,11 @@ class Gelu(Stateless):
     def build(self) -> nn.Module:
         """Return an `nn.GELU`."""
         return nn.GELU()
+
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        size = FLOAT_BYTES * batch_size * math.prod(shape)
+        return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
 
 
 class SelfAttention(nn.Module):
@@ -181,6 +218,37 @@ class Attention(Layer):
             specs |= {f"{name}.weight": spec(inner, channels), f"{name}.bias": spec(inner)}
         return specs | {"out.weight": spec(channels, inner), "out.bias": spec(channels)}
 
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        # PyTorch's fused attention on CPUs keeps no scores, only the log of their sums for each head and position.
+        # Tiles of scores, some 10 KB per thread, are left out.
+        positions, channels = shape
+        width = self.heads.kept * self.head_size
+        size = FLOAT_BYTES * batch_size * positions * channels
+        inner = FLOAT_BYTES * batch_size * positions * width  # queries, keys, values, or what is mixed from the values
+        saved = 4 * inner + FLOAT_BYTES * batch_size * positions * self.heads.kept
+        weight = channels * width
+        into, out = FLOAT_BYTES * (weight + width), FLOAT_BYTES * (weight + channels)
+        backward_phases = [
+            out + 4 * inner,  # the gradient of the mixed values, and those of queries, keys and values
+            # From here on, nothing is saved any more. Three gradients of the input are added up, values first.
+            out + 3 * inner + into + size - saved,
+            out + 2 * inner + 2 * into + 2 * size - saved,
+            out + 1 * inner + 3 * into + 2 * size - saved,
+        ]
+        return Footprint(
+            result=size,
+            saves_input=True,
+            saves_own=saved,
+            forward_peak=saved + size,
+            gradient=size,
+            backward_peak=max(backward_phases),
+            parameters=4 * weight + 3 * width + channels,
+            largest_parameter=weight,
+            macs=4 * weight * positions,
+            score_macs=width * positions**2,
+        )
+
 
 class OverPositions(nn.Module):
     """The mean over positions."""
@@ -202,6 +270,12 @@ class MeanPosition(Stateless):
         """(positions, channels) -> (channels,)."""
         return shape[1:]
 
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        size = FLOAT_BYTES * batch_size * math.prod(shape)
+        result = FLOAT_BYTES * batch_size * result_shape[0]
+        return Footprint(result=result, forward_peak=result, gradient=size, backward_peak=size)
+
 
 class TakeLast(nn.Module):
     """The last position."""
@@ -222,6 +296,11 @@ class LastPosition(Stateless):
     def output_shape(self, shape: Shape) -> Shape:
         """(positions, channels) -> (channels,)."""
         return shape[1:]
+
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        """See `Layer`."""
+        size = FLOAT_BYTES * batch_size * math.prod(shape)
+        return Footprint(gradient=size, backward_peak=size)
 
 
 @dataclass(frozen=True)

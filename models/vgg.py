@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import ExitFamily, is_count
-from wildflower.models.layers import Block, Conv, Dropout, Flatten, Layer, Linear, Pool, Relu
+from wildflower.models.convolutions import Conv
+from wildflower.models.layers import Block, Dropout, Flatten, Layer, Linear, Pool, Relu
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal
@@ -16,25 +13,22 @@ import torch
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor
 
 from wildflower.client_app.simulation import ForkServerError
-from wildflower.devices.fleet import Fleet, bundled_fleet, replaced_devices
-from wildflower.messages.orders import LocalTraining
-from wildflower.models.cost import cost
-from wildflower.models.family import Family, family_class, make_family
-from wildflower.models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
-from wildflower.plugins.extras import MissingExtraError, check_installed
-from wildflower.plugins.nearest import did_you_mean
+from wildflower.devices.fleet import Fleet
+from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
+from wildflower.rounds.connected_devices import ConnectedDevices
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
-from wildflower.rounds.hooks import HookError
+from wildflower.rounds.hooks import HookError, RoundHook, check_hooks
 from wildflower.rounds.layout_check import DryRunError, dry_run_privacy, dry_run_secure, dry_run_tensor_sets
 from wildflower.rounds.own_data import OwnData, tell_cut, tell_labels, tell_remarks
-from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
+from wildflower.rounds.population import Holdings, NoNodesError, Population
+from wildflower.rounds.simulated_devices import SimulatedDevices
 from wildflower.rounds.standard_hooks import standard_hooks
 from wildflower.server_app import checkpoint, ledger
+from wildflower.server_app.built_family import family_of
 from wildflower.server_app.config import (
     ConfigError,
     RunConfig,
@@ -42,39 +36,32 @@ from wildflower.server_app.config import (
     keep_modules,
 )
 from wildflower.server_app.dry_run import dry_run_step
-from wildflower.server_app.inline_tables import parse_arguments, rates_of
+from wildflower.server_app.inputs import fleet_path, initial_digest, initial_of, named, public_of, run_folder, task_spec
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import write_labels
 from wildflower.server_app.models import MODULES, drop_models_after
 from wildflower.server_app.no_progress import NoProgressError
 from wildflower.server_app.node_records import take_releases
 from wildflower.server_app.own_agreement import agree_here, agree_with_nodes, own_of_run, write_agreed
-from wildflower.server_app.resuming import (
-    check_folder,
-    check_same_data,
-    check_same_fleet,
-    check_same_initial,
-    is_of_a_folder,
-)
+from wildflower.server_app.own_hooks import hooks_named
+from wildflower.server_app.resuming import check_folder
+from wildflower.server_app.round_settings import settings_of
 from wildflower.server_app.run_folder import JournalError, alone_in
 from wildflower.server_app.run_hooks import add_run_hooks
 from wildflower.server_app.server_scoring import scorer
 from wildflower.server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
 from wildflower.server_app.trackers import Tracker, open_tracker
-from wildflower.server_app.trial import Batches, try_networks
-from wildflower.server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
-from wildflower.strategies.aggregation import Aggregation
 from wildflower.strategies.method import Method, Setup
-from wildflower.strategies.privacy import BudgetSpentError, Privacy, noise_multiplier_for
-from wildflower.strategies.run_settings import RoundSettings
-from wildflower.strategies.submodel import initial_weights
+from wildflower.strategies.privacy import BudgetSpentError
 from wildflower.tasks.data import DataSet
-from wildflower.tasks.public import PublicData, load_public
+from wildflower.tasks.inspection import labels_alike, with_test
 from wildflower.tasks.scoring import HELD_OUT
-from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_data_set, load_task, with_test
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 app = ServerApp()
 
+# From which age on a real node's last report is asked for anew.
+REPORT_MAX_AGE_SECONDS = 600.0
 # Errors whose text is all there is to know: no frame tells more.
 IN_WORDS = (
     NoProgressError,
@@ -218,60 +205,6 @@ def data_of(engine: Engine) -> dict[str, Any]:
     return {} if engine.own is not None else load_task(TaskSpec.from_json(engine.settings.task)).identity()
 
 
-Known = dict[tuple[str, str], Any]
-"""What the checks of several runs have read, so that each file is read once."""
-
-
-def _once(known: Known, kind: str, name: str, read: Callable[[], Any]) -> Any:
-    if (kind, name) not in known:
-        known[kind, name] = read()
-    return known[kind, name]
-
-
-def _fleet_digest(config: RunConfig, known: Known) -> str:
-    """The digest of the run's fleet, "" where it has none; ValueError unless that has the run's number of devices."""
-
-    def read() -> str:
-        # What a model of some width needs is known once the family is built, and makes no difference here.
-        return Fleet.load(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)).digest
-
-    return _once(known, f"fleet of {config.devices}", config.fleet, read) if config.fleet else ""
-
-
-def check_files(config: RunConfig, known: Known) -> None:
-    """Raise ValueError or OSError unless the run's fleet has its number of devices, and its first weights are there.
-
-    Devices that the fleet replaces must have examples.
-    """
-    _fleet_digest(config, known)
-    task_spec(config)
-    _once(known, "initial", config.initial_weights, lambda: initial_digest(config))
-
-
-def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
-    """Raise JournalError unless fleet files, first weights and data are those that the run in `run_dir` began with.
-
-    Of data only those of a folder or of a module from outside are read: named data sets do not change, and devices
-    that hold their own may. Also raises what reading the files raises.
-
-    Args:
-        run_dir: of the run.
-        config: with which it would go on.
-        known: what was read for other runs before; what is read now is added to it.
-    """
-    check_same_fleet(run_dir, config.to_dict(), _fleet_digest(config, known))
-    check_same_initial(run_dir, _once(known, "initial", config.initial_weights, lambda: initial_digest(config)))
-    if is_of_a_folder(config.task) and config.partition != "own":
-        # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
-        of_run = task_spec(config)
-        spec = TaskSpec(of_run.name, devices=1, data_dir=of_run.data_dir, arguments=of_run.arguments)
-
-        def identity() -> dict[str, Any]:
-            return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments)).identity()
-
-        check_same_data(run_dir, _once(known, "data", repr(spec), identity))
-
-
 def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:
     """Restore the newest good checkpoint, or that of `resume-from`. -> the round that comes next."""
     if not config.resume_from and journal.last_round <= 1 and not checkpoint.exists(run_dir):
@@ -323,22 +256,9 @@ def _naming(key: str, name: str) -> Iterator[None]:
         raise ConfigError(f"{key} = {name!r}: {one_sentence(error)}") from error
 
 
-def named(config: RunConfig) -> RunConfig:
-    """The configuration with a run name: one made of strategy, task and time where it has none."""
-    if config.run_name:
-        return config
-    if config.resume:
-        raise ConfigError("resume = True: run-name must say which run to resume")
-    name = f"{config.label}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return config.model_copy(update={"run_name": name})
-
-
-def run_folder(config: RunConfig) -> Path:
-    """The absolute folder of a named run."""
-    return (Path(config.output_dir).expanduser() / config.run_name).absolute()
-
-
-def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer | None]:
+def build(
+    config: RunConfig, own: OwnData | None = None, hooks: Sequence[RoundHook] = ()
+) -> tuple[Engine, Scorer | None]:
     """The engine of a configuration with all it stands on, and the function that scores models.
 
     There is none where only devices have examples to test on.
@@ -346,6 +266,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     Args:
         own: what devices say of data that they alone hold, where they have been asked. The folders of simulated devices
             are read here.
+        hooks: given from Python, beside those that the configuration names.
 
     Raises ValueError, ConfigError among them, where the data, the fleet or the family are not there or do not go
     together.
@@ -373,10 +294,10 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             texts += of_devices[1]
         tell_cut(cut_texts, texts, task.input_shape[0])
     tested = own is not None or any(len(task.own_test(device)[1]) for device in range(config.devices))
-    if config.personal_every and not tested:
+    if config.personal.every and not tested:
         raise ConfigError(
-            f"personal-every = {config.personal_every}: no device has examples to be tested on; set test-fraction, "
-            "such as 0.2, or partition = 'strong-and-weak', or personal-every = 0"
+            f"personal.every = {config.personal.every}: no device has examples to be tested on; set test-fraction, "
+            "such as 0.2, or partition = 'strong-and-weak', or personal.every = 0"
         )
     kind, params = config.method, config.params
     with _naming("strategy", config.strategy):
@@ -385,59 +306,9 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         examples = [task.training_examples(device) for device in range(config.devices)]
     else:
         examples = own.told_training()
-    family = _family(config, task, options, family_defaults, examples)
-    settings = RoundSettings(
-        run=config.run_name,
-        replaced_devices=spec.devices - config.devices,
-        task=spec.to_json(),
-        task_name=config.task,
-        seed=config.seed,
-        rounds=config.rounds,
-        devices_per_round=config.devices_per_round,
-        sampled_devices=config.sampled_devices,
-        training=LocalTraining(
-            epochs=config.local_epochs,
-            steps=config.local_steps,
-            batch_size=config.batch_size,
-            micro_batch_size=config.micro_batch_size,
-            optimizer=config.optimizer,
-            learning_rate=config.learning_rate,
-            momentum=config.momentum if config.optimizer == "sgd" else 0.0,
-            betas=(config.betas[0], config.betas[1]),
-            weight_decay=config.weight_decay,
-            clip_norm=config.clip_norm,
-            augment=config.augment,
-            learning_rates=_learning_rates(config, family),
-            layout=config.layout,
-            fused=config.fused_optimizer,
-        ),
-        schedule=config.schedule,
-        decay_rounds=tuple(int(r) for r in config.decay_rounds),
-        decay_factor=config.decay_factor,
-        memory_fraction=config.memory_fraction,
-        transfer_seconds=config.transfer_seconds or None,
-        deadline_seconds=config.deadline_seconds or None,
-        round_seconds=config.round_seconds or None,
-        evaluate_every=config.evaluate_every,
-        evaluate_tiers=config.evaluate_tiers,
-        statistics_devices=config.statistics_devices,
-        statistics_examples=config.statistics_examples,
-        deliver=config.deliver,
-        personal_every=config.personal_every,
-        personal_epochs=config.personal_epochs,
-        personal_from=config.personal_from,
-        state_dir=_state_dir(config),
-        norm_bound=config.norm_bound,
-        privacy=privacy_of(config),
-        secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
-        aggregation=Aggregation(config.aggregation, config.aggregation_trim),
-        wire=config.wire,
-        metric=task.metric,
-        label_sets=task.label_sets is not None,
-        score_without_model=task.metric.without_model(task.test.labels),
-    )
-
-    initial, initial_file = _initial(config, family, task)
+    family = family_of(config, task, options, family_defaults, examples)
+    settings = settings_of(config, spec, task, family)
+    initial, initial_file = initial_of(config, family, task)
     setup = Setup(
         family,
         settings,
@@ -446,7 +317,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         config.both_models,
         config.shared,
         initial,
-        _public(config, task, family),
+        public_of(config, task, family),
         initial_file,
     )
     with _naming("strategy", config.strategy):
@@ -474,219 +345,12 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         )
     scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
     population = _population(config, method, task, own)
-    return Engine(method, population, standard_hooks(settings, population, own), own), scores
-
-
-def privacy_of(config: RunConfig) -> Privacy | None:
-    """How the run protects its devices; ConfigError where no noise is enough, or the accountant is not installed."""
-    if not config.is_private:
-        return None
-    rate = config.devices_per_round / config.devices
+    theirs = [*hooks_named(config.hooks), *hooks]
     try:
-        noise = config.dp_noise_multiplier or noise_multiplier_for(
-            config.dp_epsilon, config.rounds, rate, config.dp_delta
-        )
-        seeded = bool(config.fleet)
-        privacy = Privacy(
-            config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, seeded, config.dp_epsilon
-        )
-        epsilon = privacy.epsilon(config.rounds)
-    except ValueError as error:
-        key = "dp-epsilon" if config.dp_epsilon else "dp-noise-multiplier"
-        raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
-    log(
-        INFO,
-        "Differential privacy: noise multiplier %.4g, epsilon %.4g with delta %g after %s rounds",
-        noise,
-        epsilon,
-        config.dp_delta,
-        config.rounds,
-    )
-    return privacy
-
-
-def task_spec(config: RunConfig) -> TaskSpec:
-    """The task of a run as its messages name it. ConfigError where the fleet does not go with it."""
-    replaced = replaced_devices(fleet_path(config), config.devices) if config.fleet else 0
-    if replaced and not config.examples_per_device and config.partition != "own":
-        raise ConfigError(
-            f"fleet = {config.fleet!r} replaces {replaced} devices after every round, and all examples are dealt out "
-            "to the first ones: set examples-per-device, so that each device draws its own"
-        )
-    if replaced and config.partition == "own":
-        raise ConfigError(f"fleet = {config.fleet!r} replaces devices: it does not go with partition = 'own'")
-    return TaskSpec(
-        name=config.task,
-        data_dir=str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else "",
-        partition=config.partition,
-        device_folders=config.partition == "own" and bool(config.fleet),
-        max_examples=config.max_examples,
-        alpha=config.alpha,
-        devices=config.devices + config.rounds * replaced,  # all that ever come
-        seed=config.seed,
-        test_fraction=config.test_fraction,
-        examples_per_device=config.examples_per_device or None,
-        strong_devices=config.strong_devices,
-        strong_share=config.strong_share,
-        strong_test=config.strong_test,
-        arguments=config.own_task_arguments(),
-    )
-
-
-def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
-    """The multiples of the learning rate by part; ConfigError where a part is not in the family, or is frozen."""
-    rates = {part: float(rate) for part, rate in rates_of(config.learning_rates).items()}
-    try:
-        family.check_trained(rates)
-    except ValueError as error:
-        raise ConfigError(f"learning-rates = {config.learning_rates!r}: {error}") from None
-    return rates
-
-
-def _initial(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[str, Tensor], Path | None]:
-    """The weights that a run is given, and their file; ({}, None) where it has none.
-
-    The log says what was found of them, and what was not.
-    """
-    if not config.initial_weights:
-        return {}, None
-    try:
-        names = checked_names(parse_arguments(config.initial_names))
-        file = weights_file(config.initial_weights)
-        found = load_initial(file, family, names)
-        check_same_tokens(task, family, file.parent, found.tensors)
-    except ValueError as error:
-        why = str(error).removeprefix(f"{config.initial_weights}: ")
-        raise ConfigError(f"initial-weights = {config.initial_weights!r}: {why}") from None
-    log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
-    return found.whole(family, lambda: initial_weights(family, config.seed)), file
-
-
-def initial_digest(config: RunConfig) -> str:
-    """SHA-256 of the file that a run's first weights come from; "" where they are drawn."""
-    return digest_of(weights_file(config.initial_weights)) if config.initial_weights else ""
-
-
-def _family(
-    config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any], examples: Sequence[int]
-) -> Family:
-    """The family of a run; ConfigError where it cannot take the task's inputs.
-
-    `options` are the method's and cannot be changed; `defaults` are the method's where the user says nothing else, as
-    far as the family has such arguments. `examples`: of each device, for training.
-    """
-    name = config.family or task.family
-    of_task = {"input_shape": list(task.input_shape), "classes": task.classes}
-    fixed = {**of_task, **options}
-    arguments = parse_arguments(config.family_arguments)
-    if set(arguments) & set(fixed):
-        raise ConfigError(
-            f"family-arguments = {config.family_arguments!r}: {', '.join(sorted(set(arguments) & set(fixed)))} follow "
-            "from task and strategy: leave them out"
-        )
-    try:
-        known = [field.name for field in fields(family_class(name))]
-        if unknown := next((key for key in arguments if key not in known), None):
-            free = [key for key in known if key not in ("freeze", *fixed)]
-            hint = did_you_mean(unknown, free)
-            raise ConfigError(
-                f"family-arguments = {config.family_arguments!r}: family {name!r} has no argument {unknown!r}; "
-                f"{f'{hint} It' if hint else 'it'} has {', '.join(free) or 'none'}"
-            )
-        # The folder or hub name that weights come from says what model they are of, where a family can read that.
-        if "model" in known and (folder := folder_of_sizes(config.initial_weights)) is not None:
-            defaults = {"model": str(folder), **defaults}
-        of_texts = _text_sizes(task, {**defaults, **arguments})
-        if "labels" in arguments and arguments["labels"] != of_texts.get("labels", arguments["labels"]):
-            raise ConfigError(
-                f"family-arguments = {config.family_arguments!r}: labels = {arguments['labels']!r}, and those of "
-                f"{config.task!r} are of {of_texts['labels']!r}: leave labels out"
-            )
-        # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
-        wishes = {
-            **of_texts,
-            "tokens": task.normalization is None,
-            **defaults,
-            **arguments,
-            **options,
-        }
-        wanted = {key: value for key, value in wishes.items() if key in known}
-        frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
-        family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
-        check_vocabulary(task, family)
-        try:
-            family.check_freeze()
-        except ValueError as error:
-            raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
-        check_last_token(task, family)
-        # Before they are priced: what a module keeps for later, as by `lru_cache`, then has values.
-        batches = Batches(config.batch_size, config.micro_batch_size, examples)
-        for finding in try_networks(family, task, batches):
-            log(WARNING, "%s", finding)
-        if batches.left_over:
-            left = "%s of %s devices leave one example out in every pass: it would be a batch by itself"
-            log(INFO, left, batches.left_over, len(examples))
-        cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
-        check_answers(task, family, config.batch_size)
-    except (ConfigError, MissingExtraError):
-        raise
-    except Exception as error:
-        if not isinstance(error, ValueError) and not is_reference(name):
-            raise
-        why = str(error) if isinstance(error, ValueError) else one_sentence(error)
-        given = f" with family-arguments = {config.family_arguments!r}" if config.family_arguments else ""
-        if is_reference(name):  # it may not go with any inputs
-            raise ConfigError(f"family = {name!r}{given}: {why.removeprefix(f'{name}: ')}") from None
-        shape = "x".join(map(str, task.input_shape))
-        raise ConfigError(
-            f"family = {name!r}{given} does not go with the {shape} inputs of {config.task!r}: {why}"
-        ) from None
-    return family
-
-
-def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task of texts says of a family that has such fields: its tokens, and whether each of them has a label.
-
-    Whether texts come in pairs too: `separator` then is the token behind both.
-    """
-    if task.vocabulary is None:
-        return {}
-    labels = {
-        "labels": "tokens" if task.label_kind == "classes of tokens" else "sequence",
-        "separator": task.vocabulary.separator,  # which no model's folder says
-    }
-    # A model that exists has a vocabulary of its own, which is then compared with the task's.
-    own = "model" in arguments
-    return labels if own else labels | {"vocabulary": task.vocabulary.tokens, "pad_id": task.vocabulary.pad_id}
-
-
-def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:
-    """The server's public data, if the run has any; ConfigError where models could not read them."""
-    if not config.public_task:
-        return None
-    if (config.public_task, config.public_data_dir) == (config.task, config.data_dir):
-        log(WARNING, "public-task is the run's own task: its public data are the devices' own examples")
-    folder = str(Path(config.public_data_dir).expanduser().absolute()) if config.public_data_dir else ""
-    try:
-        return load_public(
-            config.public_task,
-            folder,
-            config.own_task_arguments() if config.public_task == config.task else None,
-            task=task,
-            dtype=family.input_dtype,
-            examples=config.public_examples,
-            seed=config.seed,
-            separator=family.pair_separator,
-        )
-    except (ValueError, FileNotFoundError) as error:
-        # Tasks name the key that the run's own data come from.
-        why = re.sub(r"(?<![^\s(])data-dir\b", "public-data-dir", str(error))
-        raise ConfigError(f"public-task = {config.public_task!r}: {why}") from error
-
-
-def fleet_path(config: RunConfig) -> Path:
-    """The fleet file of a run that has one."""
-    return Path(config.fleet).expanduser() if config.fleet.endswith(".toml") else bundled_fleet(config.fleet)
+        check_hooks(theirs, settings)
+    except HookError as error:
+        raise ConfigError(str(error)) from None
+    return Engine(method, population, [*standard_hooks(settings, population, own), *theirs], own), scores
 
 
 def _population(config: RunConfig, method: Method, task: Task, own: OwnData | None) -> Population:
@@ -696,7 +360,7 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         holdings = Holdings(own.training, own.testing, len(task.test))
     if not config.fleet:
         minimum = min(config.devices, config.devices_per_round)
-        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=config.report_max_age_seconds)
+        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=REPORT_MAX_AGE_SECONDS)
 
     def requirement(width: float) -> tuple[int, int]:
         """Memory and payload that the method needs for the sub-model of a width."""
@@ -704,22 +368,10 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         return needed.peak_training_memory_bytes, needed.payload_bytes
 
     fleet = Fleet.load(fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
-    group, count = next(iter(fleet.counts.items()), ("", config.strong_devices))
-    if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong_devices:
+    group, count = next(iter(fleet.counts.items()), ("", config.strong.devices))
+    if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong.devices:
         raise ConfigError(
-            f"strong-devices = {config.strong_devices}: the fleet's first group, {group!r}, has {count} devices, which "
-            f"are those that come first in partition = 'strong-and-weak': set strong-devices = {count}"
+            f"strong.devices = {config.strong.devices}: the fleet's first group, {group!r}, has {count} devices, which "
+            f"are those that come first in partition = 'strong-and-weak': set strong.devices = {count}"
         )
     return SimulatedDevices(fleet, config.workers, holdings, elsewhere=config.engine == "nodes")
-
-
-def _state_dir(config: RunConfig) -> str:
-    """Where simulated devices keep their state: with the run, so that a resumed run finds it and no other does.
-
-    Nodes that act as workers keep it where they keep their own: they may be on other machines.
-    """
-    if config.engine == "nodes":
-        return ""
-    if config.state_dir:
-        return str(Path(config.state_dir).expanduser().absolute())
-    return str(run_folder(config) / "device-state") if config.fleet else ""

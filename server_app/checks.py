@@ -14,7 +14,8 @@ from wildflower.strategies import METHODS
 from wildflower.strategies.named import method_of
 from wildflower.strategies.params import kebab, to_scalar
 from wildflower.tasks.device_data import FLOAT32_MAX, OwnArguments
-from wildflower.tasks.task import TASKS, check_own, kind_of
+from wildflower.tasks.spec import check_own
+from wildflower.tasks.task import TASKS, kind_of
 
 if TYPE_CHECKING:
     from wildflower.server_app.config import RunConfig
@@ -39,7 +40,7 @@ def check(config: RunConfig) -> None:
     _check_scores(config, need)
     if config.is_private:
         _check_private(config, need)
-    if config.secure_aggregation:
+    if config.secure_aggregation.is_on:
         _check_secure(config, need)
     _check_wire(config, need)
     _check_partition(config, need)
@@ -76,15 +77,10 @@ def _check_names(config: RunConfig, need: Need) -> None:
             f"{', '.join(given)} would be read under partition = 'own' only: under {config.partition!r} classes, "
             "shape, mean and deviation are those of the files; leave it out",
         )
-    if is_reference(config.public_task):
-        from_outside("public-task", config.public_task, kind_of)
-    elif config.public_task:
-        known("public-task", config.public_task, TASKS)
-    need(
-        bool(config.public_task) or not (config.public_data_dir or config.public_examples),
-        "public-task",
-        "public-data-dir and public-examples say nothing without it",
-    )
+    if is_reference(config.public.task):
+        from_outside("public.task", config.public.task, kind_of)
+    elif config.public.task:
+        known("public.task", config.public.task, TASKS)
     for family in config.families():
         if is_reference(family):
             from_outside("family", family, family_class)
@@ -138,23 +134,8 @@ def _check_training(config: RunConfig, need: Need) -> None:
     need(all(0 < w <= 1 for w in config.widths), "widths", "every width is above 0 and at most 1")
     need(len(set(config.widths)) == len(config.widths), "widths", "a width is listed twice")
     need(
-        len(config.betas) == 2 and all(0 <= b < 1 for b in config.betas),
-        "betas",
-        "must be two numbers from 0 to below 1, such as [0.9, 0.999]",
-    )
-    need(
-        all(r.is_integer() and r >= 1 for r in config.decay_rounds),
-        "decay-rounds",
-        "must be numbers of rounds, from 1 on",
-    )
-    need(
-        config.schedule == "steps" or not config.decay_rounds,
-        "decay-rounds",
-        "schedule = 'cosine' needs none: leave decay-rounds empty, or set schedule = 'steps'",
-    )
-    need(
-        not config.fused_optimizer or config.optimizer != "sgd",
-        "fused-optimizer",
+        not config.adam.fused or config.optimizer != "sgd",
+        "adam.fused",
         "is for optimizer = 'adam' and 'adamw': PyTorch chooses by itself for sgd",
     )
     need(
@@ -190,17 +171,12 @@ def _check_method(config: RunConfig, need: Need) -> None:
         raise
     except Exception as error:
         raise ValueError(f"strategy = {config.strategy!r}: its check fails: {one_sentence(error)}") from error
-    if config.public_task and not _reads_public(config):
-        need(False, "public-task", _why_not_public(config))
+    if config.public.task and not _reads_public(config):
+        need(False, "public.task", _why_not_public(config))
     need(
-        not config.initial_weights or traits.takes_initial_weights,
-        "initial-weights",
+        not config.initial.weights or traits.takes_initial_weights,
+        "initial.weights",
         f"strategy = {config.strategy!r} has no global model that could begin with given weights",
-    )
-    need(
-        bool(config.initial_weights) or not config.initial_names,
-        "initial-names",
-        "says what names in the file of initial-weights are called, and there is none",
     )
     need(
         not config.freeze or traits.takes_initial_weights,
@@ -208,8 +184,8 @@ def _check_method(config: RunConfig, need: Need) -> None:
         f"strategy = {config.strategy!r} has no global model, of which parts could be frozen",
     )
     need(
-        config.aggregation == "mean" or traits.averages,
-        "aggregation",
+        config.aggregation.rule == "mean" or traits.averages,
+        "aggregation.rule",
         f"strategy = {config.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
     )
 
@@ -217,9 +193,9 @@ def _check_method(config: RunConfig, need: Need) -> None:
 def _check_scores(config: RunConfig, need: Need) -> None:
     """What is measured."""
     need(
-        not config.personal_every or config.personal_from <= config.rounds,
-        "personal-from",
-        f"with rounds = {config.rounds} no round is scored personally: at most that, or personal-every = 0",
+        not config.personal.every or config.personal.first_round <= config.rounds,
+        "personal.first-round",
+        f"with rounds = {config.rounds} no round is scored personally: at most that, or personal.every = 0",
     )
     need(
         config.deliver == "largest" or config.evaluate_tiers,
@@ -233,14 +209,14 @@ def _check_wire(config: RunConfig, need: Need) -> None:
     if config.wire == "float32":
         return
     need(
-        not config.secure_aggregation,
+        not config.secure_aggregation.is_on,
         "wire",
         "does not go with secure-aggregation, whose masks hide integers of 64 bits: leave it 'float32'",
     )
     need(
         not config.is_private,
         "wire",
-        "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): what rounding loses of a "
+        "does not go with differential privacy (dp.epsilon, dp.noise-multiplier): what rounding loses of a "
         "device's change comes in a later round, in which nobody counts it: leave it 'float32'",
     )
 
@@ -249,8 +225,8 @@ def _check_partition(config: RunConfig, need: Need) -> None:
     """How examples are dealt out."""
     parted = config.partition == "strong-and-weak"
     need(
-        not parted or 0 < config.strong_devices < config.devices,
-        "strong-devices",
+        not parted or 0 < config.strong.devices < config.devices,
+        "strong.devices",
         f"partition = 'strong-and-weak' needs 1 to {config.devices - 1} of the {config.devices} devices",
     )
     need(
@@ -278,46 +254,49 @@ def _check_partition(config: RunConfig, need: Need) -> None:
 
 def _check_private(config: RunConfig, need: Need) -> None:
     """What breaks differential privacy, or has no meaning with it (docs/privacy.md)."""
-    with_it = "does not go with differential privacy (dp-epsilon, dp-noise-multiplier)"
+    with_it = "does not go with differential privacy (dp.epsilon, dp.noise-multiplier)"
     need(
-        not (config.dp_epsilon and config.dp_noise_multiplier),
-        "dp-noise-multiplier",
-        f"dp-epsilon = {config.dp_epsilon:g} says how much noise there is: leave one of them 0",
-    )
-    need(
-        config.dp_delta < 1 / config.devices,
-        "dp-delta",
+        config.dp.delta < 1 / config.devices,
+        "dp.delta",
         f"with devices = {config.devices} it must be below {1 / config.devices:.3g}",
     )
     need(
         config.method.traits(config.params).tells_means_only,
         "strategy",
         "with these settings it learns more of devices than the mean of what they return, to which noise is added: "
-        "set dp-epsilon = 0 and dp-noise-multiplier = 0, or take a strategy that docs/privacy.md does not refuse",
+        "set dp.epsilon = 0 and dp.noise-multiplier = 0, or take a strategy that docs/privacy.md does not refuse",
     )
-    need(config.aggregation == "mean", "aggregation", f"{with_it}: one device moves a mean of its kind unboundedly")
-    need(not config.norm_bound, "norm-bound", f"{with_it}: dp-clip is the bound")
+    need(
+        config.aggregation.rule == "mean",
+        "aggregation.rule",
+        f"{with_it}: one device moves a mean of its kind unboundedly",
+    )
+    need(not config.norm_bound, "norm-bound", f"{with_it}: dp.clip is the bound")
     need(not config.both_models, "both-models", f"{with_it}: a device has one bounded change")
     need(not config.over_selection, "over-selection", f"{with_it}: whether a device counts would hang on the others")
-    need(not config.personal_every, "personal-every", f"{with_it}: devices' own scores have no noise")
+    need(not config.personal.every, "personal.every", f"{with_it}: devices' own scores have no noise")
     need(config.devices_per_round <= config.devices, "devices-per-round", f"more than devices = {config.devices}")
 
 
 def _check_secure(config: RunConfig, need: Need) -> None:
     """What the server cannot do without seeing updates by themselves, or what would show them (docs/privacy.md)."""
     with_it = "does not go with secure-aggregation"
-    need(config.aggregation == "mean", "aggregation", f"{with_it}: it needs every device's values by themselves")
-    need(not config.both_models, "both-models", f"{with_it}: a device masks one update in a round")
-    need(not config.personal_every, "personal-every", f"{with_it}: devices' scores come one by one")
     need(
-        config.secure_minimum <= config.devices_per_round,
-        "secure-minimum",
+        config.aggregation.rule == "mean",
+        "aggregation.rule",
+        f"{with_it}: it needs every device's values by themselves",
+    )
+    need(not config.both_models, "both-models", f"{with_it}: a device masks one update in a round")
+    need(not config.personal.every, "personal.every", f"{with_it}: devices' scores come one by one")
+    need(
+        config.secure_aggregation.minimum <= config.devices_per_round,
+        "secure-aggregation.minimum",
         f"with devices-per-round = {config.devices_per_round} no sum is ever of so many",
     )
     need(
         not config.is_private,
-        "secure-aggregation",
-        "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): whether a group is large enough "
+        "secure-aggregation.minimum",
+        "does not go with differential privacy (dp.epsilon, dp.noise-multiplier): whether a group is large enough "
         "to count hangs on the others, and the noise is for one device",
     )
 
@@ -330,7 +309,7 @@ def _reads_public(config: RunConfig) -> bool:
 
 def _why_not_public(config: RunConfig) -> str:
     """What to do where a run has public data that nothing reads."""
-    leave_out = "leave public-task, public-data-dir and public-examples out"
+    leave_out = "leave public.task, public.data-dir and public.examples out"
     if when := config.method.traits(config.params).public_when:
         wanted = _listed(config.method_name, when)
         return f"strategy = {config.strategy!r} learns from public data with {wanted} only: set that, or {leave_out}"

@@ -2,35 +2,21 @@
 
 import csv
 import io
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
-from wildflower.plugins.extras import needed
-from wildflower.plugins.reference import top_module
+from wildflower.server_app.advice import advice_on
 from wildflower.server_app.charts import Chart, Line, line_chart
-from wildflower.server_app.config import READ_WITH, defaults, unread
-from wildflower.server_app.keys import to_toml
+from wildflower.server_app.compared_runs import Group, Run, differing_keys, grouped, load_run, replicates, scale_of_all
+from wildflower.server_app.config import defaults
 from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
-from wildflower.server_app.resuming import is_of_a_folder
-from wildflower.server_app.run_folder import (
-    BUDGETS,
-    DATA,
-    INITIAL,
-    PLUGINS,
-    JournalError,
-    is_run,
-    read_config,
-    read_rounds,
-    read_summary,
-)
+from wildflower.server_app.run_folder import JournalError, is_run
 from wildflower.server_app.run_records import TRAFFIC, RoundRecord, Summary
-from wildflower.server_app.summary import summarize
 from wildflower.server_app.units import (
     Format,
     bytes_text,
@@ -42,108 +28,6 @@ from wildflower.server_app.units import (
     time_unit,
 )
 from wildflower.tasks.metrics import Scale
-
-# Keys that do not make another experiment: the seed, and where and how a run was done.
-NOT_THE_EXPERIMENT = frozenset(
-    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
-    | {"resume", "resume-from", "resume-copy", "keep-checkpoints", "tracker"}
-)
-DATA_HASH = "data-sha256"  # of what identifies the data
-FLEET_HASH = "fleet-sha256"
-# Conditions: methods are recommended among runs that have them in common. What is learned from which data, by devices
-# that may spend how much for how long, with what privacy, and how that is scored. The seed and the budgets of the tiers
-# come on top. How one trains is no condition, but what is compared.
-CONDITIONS = (
-    *("task", "task-arguments", "data-dir", DATA_HASH, "partition", "alpha", "test-fraction", "examples-per-device"),
-    *("max-examples", "strong-devices", "strong-share", "strong-test"),
-    *(FLEET_HASH, "devices", "devices-per-round", "over-selection", "memory-fraction", "transfer-seconds"),
-    *("deadline-seconds", "round-seconds", "rounds"),
-    *("dp-epsilon", "dp-noise-multiplier", "dp-delta", "secure-aggregation", "secure-minimum"),
-    *("evaluate-every", "deliver", "statistics-devices", "statistics-examples"),
-)
-MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
-MAX_VALUES = 3  # of a condition in which runs differ
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is compared of one run.
-
-    Attributes:
-        budgets: by tier, the most bytes of memory and of payload of its simulated devices; {} of real ones.
-        row: what its group is called, if whoever asked has a name for it.
-        finished_rounds: how many its summary.json has, where there is one.
-    """
-
-    name: str
-    config: dict[str, object]
-    rounds: list[RoundRecord]
-    summary: Summary
-    budgets: Mapping[str, Mapping[str, int | None]]
-    row: str = ""
-    finished_rounds: int | None = None
-
-    @property
-    def experiment(self) -> dict[str, object]:
-        """The configuration without what makes no other experiment."""
-        same = NOT_THE_EXPERIMENT | set(unread(self.config))
-        if is_of_a_folder(self.config.get("task")):
-            same -= {"data-dir"}
-        return {key: value for key, value in self.config.items() if key not in same}
-
-    @property
-    def identity(self) -> str:
-        """What its replicates have in common."""
-        return json.dumps([self.row, self.experiment], sort_keys=True)
-
-    @property
-    def seed(self) -> int:
-        """Which replicate of its experiment it is."""
-        seed = self.config["seed"]
-        assert isinstance(seed, int)
-        return seed
-
-    @property
-    def figure(self) -> float | None:
-        """What it is ranked by: the delivered score, or the final one where it has none."""
-        return self.summary.final_score if self.summary.delivered_score is None else self.summary.delivered_score
-
-    def first_at(self, target: float) -> RoundRecord | None:
-        """The first round that delivers a score at least as good as `target`."""
-        rank = self.summary.scale.rank
-        reached = ((r, r.score if self.summary.delivered_score is None else r.delivered_score) for r in self.rounds)
-        return next((r for r, score in reached if score is not None and rank(score) >= rank(target)), None)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ only in their seed, one of each seed."""
-
-    name: str
-    runs: list[Run]
-
-    @property
-    def by_seed(self) -> dict[int, Run]:
-        """The run of each seed."""
-        return {run.seed: run for run in self.runs}
-
-    @property
-    def mean(self) -> float | None:
-        """The mean over seeds of what the runs are ranked by."""
-        known = [run.figure for run in self.runs if run.figure is not None]
-        return fmean(known) if known else None
-
-    @property
-    def seeds(self) -> str:
-        """The seeds as text, such as "1-3, 7"."""
-        spans: list[list[int]] = []
-        for seed in sorted(run.seed for run in self.runs):
-            if spans and seed == spans[-1][1] + 1:
-                spans[-1][1] = seed
-            else:
-                spans.append([seed, seed])
-        return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 @dataclass(frozen=True)
@@ -218,23 +102,23 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     loaded, broken = [], []
     for run_dir, row in zip(run_dirs, rows or [""] * len(run_dirs), strict=True):
         try:
-            loaded.append(_load(run_dir, row))
+            loaded.append(load_run(run_dir, row))
         except (JournalError, OSError) as error:
             if not is_run(run_dir):
                 raise
             broken.append((run_dir.resolve().name, f"broken: {error}"))
-    runs, left_out = _replicates(loaded)
+    runs, left_out = replicates(loaded)
     left_out += broken
     if not runs:
         raise JournalError(f"none of the runs is finished: {'; '.join(f'{name} is {why}' for name, why in left_out)}")
-    scale = _scale_of_all(runs)
+    scale = scale_of_all(runs)
     given = target is not None
     if target is None:
         figures = [run.figure for run in runs]
         target = min((f for f in figures if f is not None and not math.isnan(f)), key=scale.rank, default=None)
     elif scale.is_share and not 0 <= target <= 1:
         raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
-    groups = sorted(_group(runs), key=lambda group: scale.rank(group.mean), reverse=True)
+    groups = sorted(grouped(runs), key=lambda group: scale.rank(group.mean), reverse=True)
     tables = [
         _score_table(groups, scale),
         _last_table(groups, scale),
@@ -244,7 +128,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         *_settings_table(groups),
         *([TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []),
     ]
-    advice = _advice(groups, scale)
+    advice = advice_on(groups, scale)
     title = f"{len(runs)} runs side by side"
     leads = [Paragraph(sentence) for sentence in advice]
     if any(len(group.runs) > 1 for group in groups):
@@ -255,283 +139,6 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         if number == 0:
             blocks.append(Charts(_plots(groups, scale)))
     return Comparison(target, advice, tables, page(f"{title} - Wildflower", title, blocks), _csv(groups))
-
-
-def _load(run_dir: Path, row: str) -> Run:
-    content = read_config(run_dir)
-    # The contents of files are part of the experiment, whatever the files are called.
-    hashes = {FLEET_HASH: content[FLEET_HASH], INITIAL: content.get(INITIAL, "")}
-    hashes |= {DATA_HASH: content.get(DATA, {}).get("sha256", "")}
-    hashes |= {f"module {name}-sha256": digest for name, digest in content.get(PLUGINS, {}).items()}
-    held = {name: digest[:12] for name, digest in hashes.items() if digest or name == FLEET_HASH}
-    config = content["config"] | held | {"seed": content["seed"]}
-    written = read_summary(run_dir)
-    summary = summarize(run_dir, written.status if written else "unfinished", None)
-    finished_rounds = None if written is None else written.rounds
-    budgets = content.get(BUDGETS, {})
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds)
-
-
-def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
-    """The finished runs, one of each experiment and seed; and of the others the names, and why they are left out."""
-    found: dict[tuple[str, int], Run] = {}
-    left_out = []
-    for run in runs:
-        key = run.identity, run.seed
-        if run.summary.status != "finished":
-            left_out.append((run.name, f"{run.summary.status} after {run.summary.rounds} rounds"))
-        elif run.finished_rounds != len(run.rounds):
-            left_out.append((run.name, f"short of rounds: rounds.jsonl has {len(run.rounds)} of {run.finished_rounds}"))
-        elif key in found:
-            left_out.append((run.name, f"of the same settings and seed as {found[key].name}"))
-        else:
-            found[key] = run
-    return list(found.values()), left_out
-
-
-def _scale_of_all(runs: Sequence[Run]) -> Scale:
-    scored = {run.summary.metric: run for run in runs if run.summary.metric is not None}
-    if len(scored) > 1:
-        metrics = " and ".join(f"{run.name} by {run.summary.scale.label}" for run in scored.values())
-        raise JournalError(f"runs that are scored by different metrics cannot be compared: {metrics}")
-    return next(iter(scored.values()), runs[0]).summary.scale
-
-
-def _group(runs: Sequence[Run]) -> list[Group]:
-    by_experiment: dict[str, list[Run]] = {}
-    for run in runs:
-        by_experiment.setdefault(run.identity, []).append(run)
-    experiments = list(by_experiment.values())
-    names = _names([members[0] for members in experiments])
-    return [Group(name, members) for name, members in zip(names, experiments, strict=True)]
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """What rows are called: the method or the given name, and the settings that tell it from others of the same."""
-    heads = [run.row or str(run.config["strategy"]) for run in runs]
-    experiments = [run.experiment for run in runs]
-    differing = {
-        head: _differing([experiment for its, experiment in zip(heads, experiments, strict=True) if its == head])
-        for head in dict.fromkeys(heads)
-    }
-    names: list[str] = []
-    for head, run, experiment in zip(heads, runs, experiments, strict=True):
-        keys = [key for key in differing[head] if key in experiment]
-        prefix = f"{experiment['strategy']}."
-        settings = []
-        for key in keys:
-            short = key.removeprefix(prefix)
-            # A method's key keeps its whole name where the run has a key of the short one, such as momentum.
-            settings.append(f"{key if short in run.config else short}={_shortened(experiment[key])}")
-        name = " ".join([head, *settings])
-        again = sum(earlier == name or earlier.startswith(f"{name} (") for earlier in names)
-        names.append(f"{name} ({again + 1})" if again else name)
-    return names
-
-
-def _differing(experiments: Sequence[dict[str, object]]) -> list[str]:
-    """The keys in which experiments differ.
-
-    A key of the run that another one rules out in some of them, such as `momentum` under Adam, has the values of the
-    others alone.
-    """
-
-    def values(key: str) -> set[str]:
-        read = [e for e in experiments if key in e] if key in READ_WITH else experiments
-        return {json.dumps(experiment.get(key), sort_keys=True) for experiment in read}
-
-    return [key for key in sorted({key for e in experiments for key in e}) if len(values(key)) > 1]
-
-
-def _shortened(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= MAX_VALUE_LETTERS else f"{text[: MAX_VALUE_LETTERS - 1]}…"
-
-
-# In words -------------------------------------------------------------------------------------------------------------
-
-
-def _advice(groups: Sequence[Group], scale: Scale) -> list[str]:
-    """Which method to take for this fleet and how sure that is, and which methods are not counted."""
-    told = [*_without_model(groups), *_beyond(groups)]
-    if len(groups) < 2:
-        return told
-    if unequal := _unequal_conditions(groups) or _unequal_budgets(groups):
-        return [unequal, *told]
-    if any(run.summary.delivered_score is None for group in groups for run in group.runs):
-        text = "Some of the runs do not say what devices are given (evaluate-tiers = false)"
-        return [f"{text}, so that no method is recommended.", *told]
-    able = [g for g in groups if not _is_beyond(g) and g.mean is not None and math.isfinite(g.mean)]
-    if len(able) < 2:
-        return told
-    common = set.intersection(*({*group.by_seed} for group in able))
-    if not common:
-        seeds = "; ".join(f"{group.name} has {group.seeds}" for group in able)
-        return [f"The runs have no seed in common ({seeds}), so that none of the methods is recommended.", *told]
-    cut = [Group(group.name, [run for run in group.runs if run.seed in common]) for group in able]
-    best, second, *others = sorted(cut, key=lambda group: scale.rank(group.mean), reverse=True)
-    assert best.mean is not None
-    if any(len(group.runs) > len(common) for group in able):
-        told = [f"Only the seeds that all of them have are counted: {best.seeds}.", *told]
-    take = f"Take {best.name}: over all devices of this fleet it delivers {score_format(scale)(best.mean)}."
-    gap = _gap(best, second, scale)
-    unsure = [other.name for other in others if not _gap(best, other, scale).is_sure]
-    also = [f"Nor is it sure that it is better than {', '.join(unsure)}."] if unsure else []
-    return [take, _how_sure(second.name, gap, scale), *also, *_beside_the_method(best, second), *told]
-
-
-def _unequal_conditions(groups: Sequence[Group]) -> str:
-    """In which conditions runs differ; "" where they have them in common."""
-    experiments = [group.runs[0].experiment for group in groups]
-    of_tasks = [f"module {top_module(str(experiment.get('task')))}-sha256" for experiment in experiments]
-    keys = dict.fromkeys([*CONDITIONS, *of_tasks])
-    conditions = [{key: experiment[key] for key in keys if key in experiment} for experiment in experiments]
-    other = [_condition_in_words(key, experiments) for key in _differing(conditions)]
-    # Of real devices no file says what there are: their kinds are the tiers.
-    real = [group for group in groups if not group.runs[0].config.get("fleet")]
-    if len({frozenset(run.summary.delivered_score_by_tier or {}) for group in real for run in group.runs}) > 1:
-        other.append("the kinds of devices")
-    if not other:
-        return ""
-    return (
-        f"The runs differ in {', '.join(other)}, so that none of the methods is recommended: compare runs that have "
-        "this in common."
-    )
-
-
-def _condition_in_words(key: str, experiments: Sequence[dict[str, object]]) -> str:
-    """A condition in which runs differ, with the first values of it; hashes tell a person nothing."""
-    if key == DATA_HASH:
-        return "the data themselves"
-    if key.startswith("module "):
-        return f"the code of the {key.removesuffix('-sha256')}"
-    shown = "fleet" if key == FLEET_HASH else key
-    values = dict.fromkeys(to_toml(experiment[shown]) for experiment in experiments if shown in experiment)
-    texts = list(dict.fromkeys(map(_shortened, values)))
-    if key == FLEET_HASH and len(values) < 2:
-        return "what the fleet's files hold"
-    if len(texts) < max(2, len(values)):  # long ones, such as paths, that begin alike
-        return shown
-    return f"{shown} ({', '.join(texts[:MAX_VALUES])}{', ...' if len(texts) > MAX_VALUES else ''})"
-
-
-def _unequal_budgets(groups: Sequence[Group]) -> str:
-    """Where one fleet gives devices more under one method than under another, and what to do; "" where it does not."""
-    for key, what in (("memory_bytes", "of training memory"), ("payload_bytes", "of payload")):
-        found = {
-            tier: {group.name: run.budgets[tier][key] for group in groups for run in group.runs if tier in run.budgets}
-            for tier in groups[0].runs[0].budgets
-        }
-        limits = {
-            tier: {name: nbytes for name, nbytes in of.items() if nbytes is not None} for tier, of in found.items()
-        }
-        unequal = {tier: of for tier, of in limits.items() if len({*of.values()}) > 1}
-        if unequal:
-            tier, of = max(unequal.items(), key=lambda item: max(item[1].values()) / min(item[1].values()))
-            least, most = min(of, key=lambda name: of[name]), max(of, key=lambda name: of[name])
-            fleet = groups[0].runs[0].config.get("fleet")
-            return (
-                f"The fleet {fleet} gives devices of {tier} {_exactly(of[least])} {what} "
-                f"under {least} and {_exactly(of[most])} under {most}, so that none of the methods is recommended: its "
-                "fits_width means what each method needs for a width. Give its groups training_memory, and where it "
-                "should bind payload, in bytes (docs/fleets.md), and run the methods again."
-            )
-    return ""
-
-
-def _exactly(nbytes: int) -> str:
-    """Bytes with a prefix, and as they are."""
-    return f"{bytes_text(nbytes)} ({nbytes:,} bytes)"
-
-
-@dataclass(frozen=True)
-class Gap:
-    """By how much one method is ahead of another, by runs of the same seeds.
-
-    Attributes:
-        wins, seeds: with how many seeds, of how many.
-        low, high: the interval of Student's t around it; None with fewer than two seeds.
-    """
-
-    wins: int
-    seeds: int
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether the whole interval is above 0."""
-        return self.low is not None and self.low > 0
-
-
-def _gap(best: Group, other: Group, scale: Scale) -> Gap:
-    """Paired by seeds, which the partition, the first weights and the sampled devices of a run follow from."""
-    mine, theirs = best.by_seed, other.by_seed
-    seeds = sorted(mine.keys() & theirs.keys())
-    gaps = [scale.rank(mine[seed].figure) - scale.rank(theirs[seed].figure) for seed in seeds]
-    wins = sum(gap > 0 for gap in gaps)
-    if len(gaps) < 2:
-        return Gap(wins, len(gaps), gaps[0])
-    with needed("scipy", "a comparison over several seeds"):
-        from scipy.stats import t  # takes half a second
-
-    mean = fmean(gaps)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(gaps) - 1)) * stdev(gaps) / math.sqrt(len(gaps))
-    return Gap(wins, len(gaps), mean, mean - half, mean + half)
-
-
-def _how_sure(other: str, gap: Gap, scale: Scale) -> str:
-    """By how much a method is ahead of the next one, and whether that is sure."""
-    text = _points(scale)
-    if gap.low is None or gap.high is None:
-        return f"That it is better than {other}, by {text(gap.mean)}, is a guess: they have one seed in common."
-    interval = f"{100 * CONFIDENCE:.0f} % interval {text(gap.low)} to {text(gap.high)}"
-    sure = "is sure" if gap.is_sure else "is not sure, and more seeds would tell"
-    ahead = f"{text(gap.mean)} on average, and better with {gap.wins} of {gap.seeds} seeds ({interval})"
-    return f"That it is better than {other} {sure}: by {ahead}."
-
-
-def _beside_the_method(best: Group, second: Group) -> list[str]:
-    """In which settings, which both read, runs of two methods differ that are no method's own."""
-    experiments = [group.runs[0].experiment for group in (best, second)]
-    if experiments[0]["strategy"] == experiments[1]["strategy"]:
-        return []  # the settings are what is compared, and name the rows
-    both = experiments[0].keys() & experiments[1].keys()
-    keys = [key for key in _differing(experiments) if key in both and key != "strategy"]
-    settings = ", ".join(keys)
-    return [f"The two differ in {settings} as well, so that the methods alone need not be the reason."] if keys else []
-
-
-def _points(scale: Scale) -> Format:
-    """How differences of scores are shown."""
-    return (lambda value: f"{100 * value:.1f} points") if scale.is_share else plain
-
-
-def _is_beyond(group: Group) -> bool:
-    return any(run.summary.devices_beyond_budget for run in group.runs)
-
-
-def _beyond(groups: Sequence[Group]) -> list[str]:
-    names = [group.name for group in groups if _is_beyond(group)]
-    return [f"Not counted, since it gives devices more than they afford: {', '.join(names)}."] if names else []
-
-
-def _without_model(groups: Sequence[Group]) -> list[str]:
-    """Which methods give some devices no model, and how many devices that are."""
-    told = []
-    for group in groups:
-        none = [run.summary.devices_without_model or 0 for run in group.runs]
-        if any(none):
-            devices = max(run.summary.delivered_devices or 0 for run in group.runs)
-            several = len({*none}) > 1 or any((run.summary.final_evaluations or 0) > 1 for run in group.runs)
-            told.append(
-                f"Under {group.name} {'up to ' if several else ''}{max(none)} of {devices} devices get no model."
-            )
-    return told
-
-
-# Tables ---------------------------------------------------------------------------------------------------------------
 
 
 def _spread(values: Sequence[float | None], form: Callable[[float], str], missing: str = "none") -> str:
@@ -691,7 +298,7 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
     for group, experiment in zip(groups, experiments, strict=True):
         own = [
             key
-            for key in _differing(experiments)
+            for key in differing_keys(experiments)
             if key in experiment
             and (key != "strategy" or group.runs[0].row)
             and (experiment[key] != usual.get(key) or len({str(e[key]) for e in experiments if key in e}) > 1)

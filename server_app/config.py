@@ -1,29 +1,43 @@
 """The run configuration: one typed, validated model of every key.
 
-The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml, in an experiment file and in `--set`.
-A method's own settings carry its name: `NAME.KEY`. Every setting stands once: as a field here or of a method's
-`Params`, with its default, its bounds and what it is. All else that shows settings is made from these.
+The same kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml, in an experiment file and in `--set`. Keys
+that belong together are a table, and so are a method's own: `dp.epsilon`, `fedprox.mu`. Every setting stands once: as a
+field here, of a group (`key_groups.py`) or of a method's `Params`, with its default, its bounds and what it is. All
+else that shows settings is made from these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from wildflower.devices.node import MIN_MEMBERS
 from wildflower.messages.encoding import Wire
-from wildflower.models.initial import checked_names
 from wildflower.plugins.beside import digests, keep
-from wildflower.plugins.nearest import did_you_mean, near
-from wildflower.plugins.reference import is_loaded, is_reference, module_label, top_module
+from wildflower.plugins.reference import is_reference, module_label, top_module
 from wildflower.server_app.checks import check
-from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of
-from wildflower.server_app.keys import listed_keys, missing_keys
+from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of, tables_flat
+from wildflower.server_app.key_groups import (
+    Adam,
+    AggregationRule,
+    BudgetLimits,
+    DifferentialPrivacy,
+    Initial,
+    Personal,
+    Public,
+    Schedule,
+    SecureAggregation,
+    Statistics,
+    Strong,
+)
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
+from wildflower.server_app.moved_keys import meant, moved_to
+from wildflower.server_app.own_hooks import check_hook_classes, hook_references
+from wildflower.server_app.unread_keys import READ_WITH, loaded_method, unread_keys
 from wildflower.strategies import DEFAULT_METHOD, METHODS
 from wildflower.strategies.method import Method
 from wildflower.strategies.named import method_of, settings_of
@@ -38,7 +52,6 @@ from wildflower.strategies.params import (
     kebab,
     to_scalar,
 )
-from wildflower.strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 from wildflower.tasks.arguments import TaskArguments, must, read_arguments
 from wildflower.tasks.task import kind_of
 
@@ -50,76 +63,6 @@ class ConfigError(ValueError):
     """A run configuration that cannot be run; the text names the key, the value and what would be right."""
 
 
-# What keys are called elsewhere, too far from their names here to be found by likeness.
-OTHER_NAMES = {
-    "lr": "learning-rate",
-    "eta": "learning-rate",
-    "epochs": "local-epochs",
-    "num-epochs": "local-epochs",
-    "steps": "local-steps",
-    "bs": "batch-size",
-    "wd": "weight-decay",
-    "scheduler": "schedule",
-    "clients": "devices",
-    "num-clients": "devices",
-    "num-devices": "devices",
-    "num-supernodes": "workers",
-    "processes": "workers",
-    "clients-per-round": "devices-per-round",
-    "fraction-fit": "devices-per-round",
-    "fraction-train": "devices-per-round",
-    "num-rounds": "rounds",
-    "num-server-rounds": "rounds",
-    "communication-rounds": "rounds",
-    "timeout": "deadline-seconds",
-    "dataset": "task",
-    "data": "task",
-    "data-path": "data-dir",
-    "split": "partition",
-    "model": "family",
-    "model-name": "family",
-    "architecture": "family",
-    "arch": "family",
-    "network": "family",
-    "method": "strategy",
-    "algorithm": "strategy",
-    "rates": "widths",
-    "ratios": "widths",
-    "name": "run-name",
-    "output": "output-dir",
-    "out": "output-dir",
-}
-# Keys of the run that are read only if other keys have certain values. Each has those values in words, and a function
-# that says whether a flat configuration has them.
-READ_WITH: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
-    "alpha": (
-        "partition = 'dirichlet' or 'strong-and-weak'",
-        lambda values: values["partition"] in ("dirichlet", "strong-and-weak"),
-    ),
-    "max-examples": ("partition = 'own'", lambda values: values["partition"] == "own"),
-    **dict.fromkeys(
-        ("strong-devices", "strong-share", "strong-test"),
-        ("partition = 'strong-and-weak'", lambda values: values["partition"] == "strong-and-weak"),
-    ),
-    "report-max-age-seconds": ("fleet = ''", lambda values: not values["fleet"]),
-    "local-epochs": ("local-steps = 0", lambda values: not values["local-steps"]),
-    "momentum": ("optimizer = 'sgd'", lambda values: values["optimizer"] == "sgd"),
-    "betas": ("optimizer = 'adam' or 'adamw'", lambda values: values["optimizer"] != "sgd"),
-    "aggregation-trim": ("aggregation = 'trimmed-mean'", lambda values: values["aggregation"] == "trimmed-mean"),
-    **dict.fromkeys(
-        ("dp-clip", "dp-delta", "resume-copy"),
-        (
-            "dp-epsilon or dp-noise-multiplier above 0",
-            lambda values: bool(values["dp-epsilon"] or values["dp-noise-multiplier"]),
-        ),
-    ),
-    "secure-minimum": ("secure-aggregation = true", lambda values: bool(values["secure-aggregation"])),
-    "decay-factor": ("decay-rounds", lambda values: bool(values["decay-rounds"])),
-    **dict.fromkeys(
-        ("personal-epochs", "personal-from"),
-        ("personal-every above 0", lambda values: bool(values["personal-every"])),
-    ),
-}
 # What would be right, by the beginning of pydantic's name of an error.
 RIGHT = {
     "int_": "a whole number such as {default}",
@@ -133,13 +76,6 @@ def _arguments(value: object) -> object:
     """A family's arguments, such as "exits = [1, 2, 3], kernel = 5": the inside of an inline TOML table."""
     if isinstance(value, str):
         parse_arguments(value)
-    return value
-
-
-def _names_table(value: object) -> object:
-    """What names in a file of weights are called in the family: the inside of an inline TOML table."""
-    if isinstance(value, str):
-        checked_names(parse_arguments(value, like="'bert' = '', 'fc' = false"))
     return value
 
 
@@ -157,9 +93,7 @@ def _task_arguments(value: object) -> object:
 
 Arguments = Annotated[str, BeforeValidator(_arguments)]
 RatesTable = Annotated[str, BeforeValidator(_rates)]
-NamesTable = Annotated[str, BeforeValidator(_names_table)]
 TaskArgumentsText = Annotated[str, BeforeValidator(_task_arguments)]
-Share = Annotated[float, Field(gt=0, lt=1)]
 
 # Where a part of the settings begins, by its first field.
 PARTS = {
@@ -185,6 +119,12 @@ def method_groups(strategy: str = "") -> dict[str, type[Params]]:
     return found
 
 
+def run_groups() -> dict[str, type[Params]]:
+    """Return the groups of keys that every run has: the first part of the keys -> their class."""
+    kinds = {kebab(name): field.annotation for name, field in RunConfig.model_fields.items()}
+    return {key: kind for key, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Params)}
+
+
 class RunConfig(Params):
     """Every key of a run, with its default. Units are in the names; 0 or "" means unset where a key may be unset."""
 
@@ -197,15 +137,7 @@ class RunConfig(Params):
     family_arguments: Arguments = Field(
         "", description='Arguments of the family, such as "kernel = 5" for a cnn3 (docs/families.md)'
     )
-    initial_weights: str = Field(
-        "",
-        description='First weights: a safetensors or .pth file, a folder of Hugging Face\'s or a name on its hub; "" '
-        "draws them (docs/your-model.md)",
-    )
-    initial_names: NamesTable = Field(
-        "",
-        description="What names in that file are called in the family, such as \"'features' = 'stem', 'fc' = false\"",
-    )
+    initial: Initial = Field(default_factory=Initial)
     partition: Literal["iid", "dirichlet", "natural", "strong-and-weak", "own"] = Field(
         "dirichlet",
         description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak, or own: every "
@@ -224,21 +156,9 @@ class RunConfig(Params):
         1_000_000,
         description="Most examples that a device may say it has under partition = 'own', which bounds its weight",
     )
-    strong_devices: CountOrZero = Field(
-        0, description="Number of strong devices under strong-and-weak: those of the fleet's first group"
-    )
-    strong_share: Share = Field(0.5, description="Share of the training examples that strong devices hold together")
-    strong_test: Literal["share", "whole"] = Field(
-        "share", description="Test examples of a strong device: an equal share like all others, or the whole test set"
-    )
+    strong: Strong = Field(default_factory=Strong)
 
-    public_task: str = Field(
-        "",
-        description="Task whose training inputs, without labels, are the server's public data, for methods that learn "
-        'from such; "": none',
-    )
-    public_data_dir: str = Field("", description='Folder of the public data; "" looks in the usual places')
-    public_examples: CountOrZero = Field(0, description="Public examples, drawn at random; 0 takes all")
+    public: Public = Field(default_factory=Public)
 
     devices: Count = Field(20, description="Number of devices in all")
     workers: Count = Field(
@@ -257,22 +177,9 @@ class RunConfig(Params):
     over_selection: Rate = Field(
         0.0, description="Share of devices sampled beyond that; the first devices-per-round that answer count"
     )
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.85, description="Share of the reported available memory that training may use: the cost may be 12 % off"
-    )
-    transfer_seconds: Rate = Field(
-        0.0, description="Longest time that tensor sets may travel one way, which bounds the payload; 0 is no limit"
-    )
+    budget: BudgetLimits = Field(default_factory=BudgetLimits)
     deadline_seconds: Rate = Field(
         0.0, description="Longest time of a round, simulated under a fleet, real on hardware; 0 waits for all"
-    )
-    round_seconds: Rate = Field(
-        0.0,
-        description="Longest time that a device's download, training and upload may take by what is known of it, which "
-        "bounds its model; 0 is no limit",
-    )
-    report_max_age_seconds: Rate = Field(
-        600.0, description="Age of a real node's last report from which on it is asked for a new one"
     )
     below_smallest: Literal["skip", "smallest"] = Field(
         "skip", description='What a device below the smallest architecture gets: nothing (skip), or the "smallest"'
@@ -288,6 +195,11 @@ class RunConfig(Params):
     strategy_settings: Arguments = Field(
         "",
         description='Settings of a method of your own where no key holds them, such as "damping = 0.3" '
+        "(docs/extending.md)",
+    )
+    hooks: str = Field(
+        "",
+        description='What is done beside every round, such as "my_hooks:EarlyStop(patience = 5), other:PerLayerNorms" '
         "(docs/extending.md)",
     )
     widths: Numbers = Field(
@@ -317,7 +229,7 @@ class RunConfig(Params):
         "them once (docs/your-model.md)",
     )
     momentum: Decay = Field(0.9, description="Momentum of sgd; the other optimizers have none")
-    betas: Numbers = Field((0.9, 0.999), description="Betas of adam and adamw")
+    adam: Adam = Field(default_factory=Adam)
     weight_decay: Rate = Field(5e-4, description="Weight decay of local training")
     clip_norm: Rate = Field(0.0, description="Largest norm of a gradient; 0 does not clip")
     layout: Literal["contiguous", "channels-last"] = Field(
@@ -325,60 +237,20 @@ class RunConfig(Params):
         description="How images lie in memory in training, on devices and in ensemble distillation on the server: "
         "contiguous, or channels-last, which is faster on some networks and gives other bits (benchmarks/overhead)",
     )
-    fused_optimizer: bool = Field(
-        False,
-        description="Adam and adamw step in one kernel, which is faster and gives other bits (benchmarks/overhead)",
-    )
     norm_bound: Rate = Field(
         0.0,
         description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "
         "(docs/security.md)",
     )
-    aggregation: Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"] = Field(
-        "mean",
-        description="What becomes of the values that devices return of one coordinate: mean, trimmed-mean, median, "
-        "norm-bounded-mean (docs/security.md)",
-    )
-    aggregation_trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
-        0.2, description="Share of a coordinate's devices that trimmed-mean leaves out at each end"
-    )
-    dp_epsilon: Rate = Field(
-        0.0,
-        description="Epsilon of the whole run, which says how much noise the devices' mean change gets; 0: not "
-        "differentially private, or as dp-noise-multiplier says (docs/privacy.md)",
-    )
-    dp_noise_multiplier: Annotated[float, Field(ge=0, le=MAX_NOISE_MULTIPLIER)] = Field(
-        0.0,
-        description="Standard deviation of the noise on the sum of the devices' changes, in multiples of dp-clip, in "
-        "place of dp-epsilon; 0: none",
-    )
-    dp_clip: Annotated[float, Field(gt=0, le=MAX_CLIP)] = Field(
-        1.0, description="Largest norm of a device's change under differential privacy; larger ones are scaled down"
-    )
-    dp_delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        1e-5, description="Probability with which epsilon need not hold: well below 1 / devices"
-    )
-    secure_aggregation: bool = Field(
-        False, description="Whether the server sees sums of devices' updates only, under masks (docs/privacy.md)"
-    )
-    secure_minimum: Annotated[int, Field(ge=MIN_MEMBERS, le=1000)] = Field(
-        5, description="Smallest number of devices whose sum the server may see; smaller groups are left out"
-    )
+    aggregation: AggregationRule = Field(default_factory=AggregationRule)
+    dp: DifferentialPrivacy = Field(default_factory=DifferentialPrivacy)
+    secure_aggregation: SecureAggregation = Field(default_factory=SecureAggregation)
     wire: Wire = Field(
         "float32",
         description="As what tensor sets travel, both ways: float32, or rounded to float16 or int8, half the bytes or "
         "a quarter (docs/design.md#messages)",
     )
-    schedule: Literal["steps", "cosine"] = Field(
-        "steps",
-        description="Schedule of the learning rate: steps (at decay-rounds), cosine (falls towards 0 over all rounds)",
-    )
-    decay_rounds: Numbers = Field(
-        (), description="Rounds after each of which the learning rate is multiplied by decay-factor"
-    )
-    decay_factor: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.1, description="Factor of the learning rate at each of decay-rounds"
-    )
+    schedule: Schedule = Field(default_factory=Schedule)
     augment: bool = Field(True, description="Whether training images are cropped and flipped where the task has that")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
         1, description="Seed of all that is drawn at random: partition, fleet, first weights, rounds"
@@ -390,26 +262,13 @@ class RunConfig(Params):
     evaluate_tiers: bool = Field(
         True, description="Whether the newest sub-model of every tier is scored too, not the global model alone"
     )
-    statistics_devices: CountOrZero = Field(
-        0,
-        description="Devices that take batch norm statistics of a scored model that has none; 0: as many as "
-        "devices-per-round, and 30 at least",
-    )
-    statistics_examples: CountOrZero = Field(
-        64, description="Training examples that each of them passes at most, drawn anew each time; 0: all"
-    )
+    statistics: Statistics = Field(default_factory=Statistics)
     deliver: Literal["largest", "best"] = Field(
         "largest",
         description="Model by which a device counts in the delivered score: largest, which is the one that it would be "
         "assigned, or best, which is the best on held-out examples of all that fit it (docs/scores.md)",
     )
-    personal_every: CountOrZero = Field(
-        0, description="Rounds between evaluations of every device on its own test shard; 0: never"
-    )
-    personal_epochs: CountOrZero = Field(
-        1, description="Epochs that a device trains the model before it is scored so; 0: it is scored as it is given"
-    )
-    personal_from: Count = Field(1, description="First round of personal evaluations")
+    personal: Personal = Field(default_factory=Personal)
     output_dir: str = Field(
         "runs",
         description="Folder of all runs, absolute or relative to where the SuperLink was started (wildflower run: "
@@ -419,11 +278,6 @@ class RunConfig(Params):
     resume: bool = Field(False, description="Whether the run of this name goes on from its newest good checkpoint")
     resume_from: CountOrZero = Field(
         0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
-    )
-    resume_copy: bool = Field(
-        False,
-        description="Under differential privacy, whether the folder of a resumed run was copied, moved to another disk "
-        "or restored, is its newest copy, and no other goes on (docs/privacy.md)",
     )
     keep_checkpoints: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
     tracker: Literal["", "mlflow", "wandb"] = Field(
@@ -474,8 +328,8 @@ class RunConfig(Params):
         return read_arguments(self.task, kind_of(self.task).arguments, parse_arguments(self.task_arguments))
 
     def references(self) -> list[str]:
-        """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
-        found = [self.strategy, self.task, self.public_task, *self.families()]
+        """All that the run has from outside, by reference: method, task, families and hooks."""
+        found = [self.strategy, self.task, self.public.task, *self.families(), *hook_references(self.hooks)]
         return [reference for reference in dict.fromkeys(found) if is_reference(reference)]
 
     def families(self) -> list[str]:
@@ -485,7 +339,23 @@ class RunConfig(Params):
     @property
     def is_private(self) -> bool:
         """Whether the run is differentially private."""
-        return bool(self.dp_epsilon or self.dp_noise_multiplier)
+        return self.dp.is_on
+
+    @model_validator(mode="before")
+    @classmethod
+    def _called_as_now(cls, values: Any) -> Any:
+        """Refuse keys by earlier names, and say what they are called."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            is_group = isinstance(value, Params | dict) or value is None
+            if not is_group and (why := moved_to(key)):
+                raise ValueError(f"{key} = {value!r}: {why}")
+        return values
+
+    @field_validator("hooks")
+    @classmethod
+    def _hooks(cls, text: str) -> str:
+        check_hook_classes(text)
+        return text
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -494,7 +364,7 @@ class RunConfig(Params):
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Check a flat run configuration as Flower hands it over; ConfigError names the key that is wrong."""
+        """Check a run configuration, flat as Flower hands it over or with tables; ConfigError names a wrong key."""
         listed = listed_keys()
         if listed is not None and (missing := missing_keys(cls().to_dict(), listed)):
             raise ConfigError(missing)
@@ -505,18 +375,21 @@ class RunConfig(Params):
             settings = all_settings(strategy)
         except ValueError as error:
             raise ConfigError(f"strategy = {strategy!r}: {error}") from error
-        values = _with_strategy_settings(values)
+        values = _with_strategy_settings(tables_flat(values, settings))
         for key in values:
             if key not in settings:
-                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {_meant(key, list(settings))}")
+                why = moved_to(key) or meant(key, list(settings))
+                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {why}")
+        own_groups = run_groups()
         groups: dict[str, Params | None] = {}
         problems: list[str] = []
-        for name, params in method_groups(strategy).items():
+        for name, params in {**own_groups, **method_groups(strategy)}.items():
             prefix = f"{name}."
             own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
             groups[name], wrong = _validated(params, own, prefix)
             problems += wrong
         run = {key: value for key, value in values.items() if "." not in key}
+        run |= {name: groups.pop(name) for name in own_groups}
         # A group that is wrong is None here: keys are still checked by themselves, but not how they go together.
         config, wrong = _validated(cls, {**run, "groups": groups}, "")
         if not isinstance(config, RunConfig):
@@ -546,7 +419,7 @@ class RunConfig(Params):
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as flat kebab-case keys and TOML scalars."""
-        values = self.model_dump(by_alias=True)
+        values = flat(self.model_dump(by_alias=True))
         for name, params in self.groups.items():
             values |= {f"{name}.{key}": value for key, value in params.model_dump(by_alias=True).items()}
         return {key: to_scalar(value) for key, value in values.items()}
@@ -568,10 +441,19 @@ def _modules_of(config: RunConfig) -> list[str]:
 
 def all_settings(strategy: str = "") -> dict[str, FieldInfo]:
     """The field of every key: those of the run, then those of the methods, of a run's `strategy` from outside too."""
-    found = {kebab(name): field for name, field in RunConfig.model_fields.items() if name != "groups"}
+    found: dict[str, FieldInfo] = {}
+    own = run_groups()
+    for name, field in RunConfig.model_fields.items():
+        if name != "groups":
+            key = kebab(name)
+            found |= _settings_in(key, own[key]) if key in own else {key: field}
     for group, params in method_groups(strategy).items():
-        found |= {f"{group}.{kebab(name)}": field for name, field in params.model_fields.items()}
+        found |= _settings_in(group, params)
     return found
+
+
+def _settings_in(group: str, params: type[Params]) -> dict[str, FieldInfo]:
+    return {f"{group}.{kebab(name)}": field for name, field in params.model_fields.items()}
 
 
 def defaults(strategy: str = "") -> dict[str, Any]:
@@ -581,13 +463,12 @@ def defaults(strategy: str = "") -> dict[str, Any]:
 
 
 def unread(values: Mapping[str, Any]) -> list[str]:
-    """The keys of a flat configuration, of any version, that nothing reads in its run.
+    """Return the keys of a flat configuration, whole or not, that nothing reads in its run.
 
     They are other methods', those of a shared part that is turned off, or those of `READ_WITH` with other values.
     """
-    known = {**_run_defaults(), **values}  # a configuration of an earlier version has fewer keys
-    own = [key for key, (_, is_read) in READ_WITH.items() if key in values and not is_read(known)]
-    return own + _unread_of_methods(values)
+    found = unread_keys({**_run_defaults(), **values}, run_groups())
+    return [key for key in found if key in values]
 
 
 @cache
@@ -595,33 +476,10 @@ def _run_defaults() -> Mapping[str, Any]:
     return RunConfig().to_dict()
 
 
-def _unread_of_methods(values: Mapping[str, Any]) -> list[str]:
-    """The unread keys of methods and of the parts that they share, which have a dot in their name."""
-    strategy = values["strategy"]
-    kind = METHODS.get(strategy) or _loaded(strategy)
-    if kind is None and is_reference(strategy):  # what it shares with others is not known here
-        return [key for key in values if key.partition(".")[0] in METHODS]
-    read = {kind.name() if kind and is_reference(strategy) else strategy}
-    for group, params in (kind.shared_params if kind else {}).items():
-        if not params.switch or values.get(f"{group}.{kebab(params.switch)}"):
-            read.add(group)
-    return [key for key in values if "." in key and key.partition(".")[0] not in read]
-
-
 def descriptions(strategy: str = "") -> dict[str, str]:
     """What every key is, in a sentence each; those of a `strategy` from outside where it is imported already."""
-    fields = all_settings(strategy if _loaded(strategy) else "")
+    fields = all_settings(strategy if loaded_method(strategy) else "")
     return {key: field.description or "" for key, field in fields.items()}
-
-
-def _loaded(strategy: str) -> type[Method] | None:
-    """A method from outside whose module is imported already: what a run's folder names is never run to read it."""
-    if not (is_reference(strategy) and is_loaded(strategy)):
-        return None
-    try:
-        return method_of(strategy)
-    except ValueError:
-        return None  # it is another version
 
 
 def _with_strategy_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -663,31 +521,11 @@ def _validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tu
         for item in error.errors(include_url=False):
             if item["loc"] == ():
                 lines.append(item["msg"].removeprefix("Value error, "))
-            elif item["loc"][0] != "groups":  # what is wrong with those is known
+            elif item["loc"][0] != "groups" and item["input"] is not None:  # what is wrong with groups is known
                 key = f"{prefix}{item['loc'][0]}"
                 default = names[str(item["loc"][0])].get_default(call_default_factory=True)
                 lines.append(f"{key} = {item['input']!r}: {_wrong(to_scalar(default), item)}")
         return None, lines
-
-
-def _meant(key: str, keys: list[str]) -> str:
-    """What may be meant by a key that there is not, and else where to look."""
-    plain = key.lower().replace("_", "-")
-    of_methods = [name for name in keys if name.endswith(f".{plain}")]
-    other = OTHER_NAMES.get(plain) or (of_methods[0] if len(of_methods) == 1 else None)
-    if other is not None:
-        return f"did you mean {other!r}?"
-    method, dot, rest = key.partition(".")
-    if rest in keys:  # a key of the run, which no method has for itself
-        return f"did you mean {rest!r}?"
-    own = [name for name in keys if name.startswith(f"{method}.")]
-    if dot and own:
-        # All of a method's keys are alike by its name: only what follows tells them apart.
-        close = near(rest, [name.partition(".")[2] for name in own], most=2)
-        if close:
-            return f"did you mean {' or '.join(repr(f'{method}.{name}') for name in close)}?"
-        return f"{method} has {', '.join(own)}"
-    return did_you_mean(key, keys) or f"'wildflower config' lists all {len(keys)}"
 
 
 def _wrong(default: object, item: ErrorDetails) -> str:

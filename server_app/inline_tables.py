@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -18,6 +18,19 @@ def parse_arguments(text: str, like: str = "exits = [1, 2, 3], kernel = 5") -> d
 def rates_of(text: str) -> dict[str, Any]:
     """What `learning-rates` holds: part of the model -> how many times the learning rate it has."""
     return flat(parse_arguments(text, like="classifier = 10, 'encoder.layer.0' = 0.1"))
+
+
+def tables_flat(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return a configuration whose tables are flat keys, where `keys` are those of all settings.
+
+    Other values that are tables stay as they are, and are wrong.
+    """
+    names = {key.partition(".")[0] for key in keys if "." in key}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        is_table = isinstance(value, dict) and value and key in names
+        found |= flat(value, f"{key}.") if is_table else {key: value}
+    return found
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

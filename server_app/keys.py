@@ -6,53 +6,35 @@ writes the block and the tables anew; tests hold both.
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
+from collections.abc import Container, Mapping
 
-from wildflower.plugins.beside import APP
-from wildflower.server_app.inline_tables import flat
+from wildflower.server_app.listed_keys import PYPROJECT, to_toml
 
-PYPROJECT = APP / "pyproject.toml"
 DOCS = PYPROJECT.parent / "docs"
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
 
 
-def missing_keys(defaults: Mapping[str, object], listed: Iterable[str]) -> str:
-    """What to do about keys that pyproject.toml lacks, given its keys `listed`; "" where it has all."""
-    listed = set(listed)
-    lines = [f"{key} = {to_toml(value)}" for key, value in defaults.items() if key not in listed]
-    if not lines:
-        return ""
-    where = "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse"
-    return "\n".join([f"{where}; `python -m wildflower.server_app.keys` adds:", *lines])
-
-
-@cache
-def listed_keys(pyproject: Path = PYPROJECT) -> tuple[str, ...] | None:
-    """The keys of [tool.flwr.app.config] as Flower flattens them; None where an installation has no such table."""
-    if not pyproject.is_file():
-        return None
-    table = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("tool", {}).get("flwr", {}).get("app", {})
-    return tuple(flat(table["config"])) if "config" in table else None
-
-
-def block(defaults: Mapping[str, object], descriptions: Mapping[str, str], parts: Mapping[str, str]) -> str:
+def block(
+    defaults: Mapping[str, object],
+    descriptions: Mapping[str, str],
+    parts: Mapping[str, str],
+    own: Container[str] = (),
+) -> str:
     """The lines of the block: every key with its default and what it is.
 
     Args:
         defaults: value of every key.
         descriptions: a sentence for every key.
         parts: the key that a part begins with -> its title; a method's keys begin a part of their own.
+        own: groups of keys that every run has, and which therefore begin no part.
     """
     lines: list[str] = []
     last = ""
     for key, value in defaults.items():
-        group = key.partition(".")[0] if "." in key else ""
+        first, dot, _ = key.partition(".")
+        group = first if dot and first not in own else ""
         if key in parts:
             lines.append(f"# {parts[key]}")
         elif group and group != last:
@@ -91,7 +73,7 @@ def pages() -> dict[str, str]:
     They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
     that it shares with other methods, and the pages of these parts.
     """
-    from wildflower.server_app.config import PARTS, RunConfig, all_settings
+    from wildflower.server_app.config import PARTS, RunConfig, all_settings, run_groups
     from wildflower.strategies import METHODS
     from wildflower.strategies.params import kebab
 
@@ -100,9 +82,10 @@ def pages() -> dict[str, str]:
     run: dict[str, dict[str, object]] = {}
     groups: dict[str, dict[str, object]] = {}
     part: dict[str, object] = {}
+    own = run_groups()
     for key, value in RunConfig().to_dict().items():
         group, dot, _ = key.partition(".")
-        if dot:
+        if dot and group not in own:
             groups.setdefault(group, {})[key] = value
             continue
         if key in titles:
@@ -122,21 +105,14 @@ def pages() -> dict[str, str]:
     return found
 
 
-def to_toml(value: object) -> str:
-    """A scalar as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
 def block_of_settings(strategy: str = "") -> str:
     """The block as the settings' fields say it, with those of a run's `strategy` from outside."""
-    from wildflower.server_app.config import PARTS, all_settings, defaults
+    from wildflower.server_app.config import PARTS, all_settings, defaults, run_groups
     from wildflower.strategies.params import kebab
 
     descriptions = {key: " ".join((f.description or "").split()) for key, f in all_settings(strategy).items()}
     parts = {kebab(name): title for name, title in PARTS.items()}
-    return block(defaults(strategy), descriptions, parts)
+    return block(defaults(strategy), descriptions, parts, run_groups())
 
 
 def main() -> None:

@@ -23,22 +23,22 @@ class Labels(BaseModel):
     """Training examples by device and class: `counts[device][class]`, in the order of `classes`.
 
     Attributes:
-        tiers: of the devices; None in files of earlier versions.
-        devices: how many the run has, of which the first ones are counted; None in files of earlier versions.
+        tiers: of the devices that are counted.
+        devices: how many the run has, of which the first ones are counted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]
     counts: Annotated[list[list[Annotated[int, Field(ge=0)]]], Field(max_length=MAX_DEVICES)]
-    tiers: Annotated[list[str], Field(max_length=MAX_DEVICES)] | None = None
-    devices: Annotated[int, Field(ge=1)] | None = None
+    tiers: Annotated[list[str], Field(max_length=MAX_DEVICES)]
+    devices: Annotated[int, Field(ge=1)]
 
     @model_validator(mode="after")
     def _whole(self) -> "Labels":
         if wrong := {len(row) for row in self.counts} - {len(self.classes)}:
             raise ValueError(f"every device needs {len(self.classes)} counts, and one has {wrong.pop()}")
-        if self.tiers is not None and len(self.tiers) != len(self.counts):
+        if len(self.tiers) != len(self.counts):
             raise ValueError(f"{len(self.counts)} devices have {len(self.tiers)} tiers")
         return self
 

@@ -122,7 +122,7 @@ def check(run_dir: Path, *, seeded: bool, copied: bool = False) -> None:
         raise JournalError(
             f"{run_dir / FILE} is not the file that the run has written: the folder was copied, moved to another disk "
             "or restored. Where two copies go on, or an old one, more is released than the ledger counts. If this is "
-            "the newest copy and no other goes on, say so by resume-copy=true"
+            "the newest copy and no other goes on, say so by dp.resume-copy=true"
         )
 
 

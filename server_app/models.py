@@ -26,14 +26,15 @@ from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import with_weights
 from wildflower.models.family import make_family
-from wildflower.models.layers import MeanOfExits
+from wildflower.models.network import MeanOfExits
 from wildflower.plugins.beside import check_kept, digests, looked_for_beside
 from wildflower.plugins.reference import PluginError, is_reference, top_module
 from wildflower.rounds.engine import Engine
 from wildflower.server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
 from wildflower.server_app.whole_files import newest_whole, written_whole
 from wildflower.tasks.arguments import in_words
-from wildflower.tasks.task import Task, readable
+from wildflower.tasks.inputs import readable
+from wildflower.tasks.task import Task
 
 Which = Literal["best", "newest"]
 FOLDER, FACTS, MODULES = "models", "models.json", "modules"
@@ -84,7 +85,7 @@ class Evaluated(_Read):
         input_shape: of one input, without the batch.
         metric, higher_is_better: the metric of the scores, and which of them are better.
         mean, std: of the task's training inputs by channel, in the unit in which inputs are stored; None for tokens.
-        input_dtype: as what inputs are stored; None in runs of earlier versions.
+        input_dtype: as what inputs are stored.
         label_names: of the classes, in their order; empty where the task has none.
     """
 
@@ -96,7 +97,7 @@ class Evaluated(_Read):
     input_shape: list[int]
     mean: list[float] | None
     std: list[float] | None
-    input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"] | None = None
+    input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
     label_names: list[str] = []
 
 
@@ -204,8 +205,7 @@ def load_model(
 
     Args:
         which: of the best evaluation (the earliest of several), or of the newest. The best is that of the tier's own
-            score where a tier is named, and else of the global model's, or the newest where none could score that. Runs
-            of earlier versions did not keep it for tiers: the newest evaluation's model takes its place.
+            score where a tier is named, and else of the global model's, or the newest where none could score that.
         tier: the model of a tier's devices; None is the global model.
         architecture: in place of a tier, the model of an architecture that was scored.
 
@@ -219,7 +219,7 @@ def load_model(
     folder = newest_whole(Path(run_dir) / FOLDER / which)
     if tier is not None and which == "best":
         of_tier = newest_whole(_folder_of_tier(Path(run_dir), tier))
-        folder = of_tier or newest_whole(Path(run_dir) / FOLDER / "newest")
+        folder = of_tier or newest_whole(Path(run_dir) / FOLDER / "newest")  # which says what tiers there are
     if folder is None:
         raise ModelError(_why_no_models(Path(run_dir)))
     contents = _contents(folder)
@@ -320,7 +320,7 @@ def _why_no_models(run_dir: Path) -> str:
         return f"{run_dir} holds no models: none was ever written, because the run {when}"
     return (
         f"{run_dir} holds no models: they are written when they are scored on the server, which those of methods "
-        "that leave models on devices never are; runs of older versions have none either"
+        "that leave models on devices never are"
     )
 
 

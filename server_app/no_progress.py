@@ -168,17 +168,17 @@ def smaller_batches(config: RunConfig, method: Method) -> list[str]:
 def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> list[str]:
     """What lets devices train that cannot afford the smallest model. Neither: no device had both at the same time."""
     remedies = []
-    if poor or not (slow or config.round_seconds):
+    if poor or not (slow or config.budget.round_seconds):
         remedies.append(f"more memory in the fleet {config.fleet!r}" if config.fleet else "devices with more memory")
-    if slow or not (poor or config.round_seconds):
-        if config.transfer_seconds:
-            remedies.append(f"a larger transfer-seconds than {config.transfer_seconds:g}")
+    if slow or not (poor or config.budget.round_seconds):
+        if config.budget.transfer_seconds:
+            remedies.append(f"a larger budget.transfer-seconds than {config.budget.transfer_seconds:g}")
         elif config.fleet:
             remedies.append(f"links that carry more in the fleet {config.fleet!r}, or a larger transfer there")
         else:
             remedies.append("a larger payload limit of the devices")
-    if config.round_seconds:
-        remedies.append(f"a larger round-seconds than {config.round_seconds:g}")
+    if config.budget.round_seconds:
+        remedies.append(f"a larger budget.round-seconds than {config.budget.round_seconds:g}")
     remedies.append(smaller_model(config, method))
     if poor:
         remedies += smaller_batches(config, method)

@@ -11,25 +11,19 @@ import torch
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
-from wildflower.rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
+from wildflower.rounds.population import wait_for_nodes
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
+from wildflower.tasks.agreement import Declared, agree, declared_by, label_warnings, normalization
 from wildflower.tasks.arguments import in_words
 from wildflower.tasks.data import DataSet
-from wildflower.tasks.device_data import (
-    Agreed,
-    Declared,
-    Summary,
-    agree,
-    declared_by,
-    label_warnings,
-    moments_of,
-    normalization,
-)
+from wildflower.tasks.device_data import Agreed, Summary, moments_of
+from wildflower.tasks.inspection import server_test
 from wildflower.tasks.remarks import by_kind
-from wildflower.tasks.task import TaskSpec, server_test
+from wildflower.tasks.task import TaskSpec
 
 FILE = "agreed.json"
 REST_SECONDS = 60.0  # that nodes beyond those of a round are waited for, so that their labels are known
@@ -82,7 +76,7 @@ def _declared(config: RunConfig, spec: TaskSpec, test: DataSet | None) -> Declar
     declared = declared_by(spec.arguments, test)
     if not config.is_private:
         return declared
-    private = "partition = 'own' under differential privacy (dp-epsilon, dp-noise-multiplier)"
+    private = "partition = 'own' under differential privacy (dp.epsilon, dp.noise-multiplier)"
     if test is None:
         raise ConfigError(
             f"{private}: only devices have examples to test on, and their scores have no noise, nor has what they say "

@@ -20,8 +20,18 @@ from wildflower.server_app.run_folder import (
 DATA_OF_A_FOLDER = ("idx", "npz", "images", "table", "text")
 # What a resumed run may change without becoming another experiment: where things lie, and how far and how fast it goes.
 MAY_CHANGE_ON_RESUME = frozenset(
-    {"resume", "resume-from", "resume-copy", "keep-checkpoints", "tracker", "rounds", "workers", "engine", "output-dir"}
-    | {"data-dir", "evaluate-every", "personal-every", "personal-from"}
+    {
+        "resume",
+        "resume-from",
+        "dp.resume-copy",
+        "keep-checkpoints",
+        "tracker",
+        "rounds",
+        "workers",
+        "engine",
+        "output-dir",
+    }
+    | {"data-dir", "evaluate-every", "personal.every", "personal.first-round"}
 )
 
 
@@ -72,16 +82,16 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         changed.append(f"engine was {engines[0]!r} and is {engines[1]!r}")
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
-    if config.get("dp-epsilon") and before.get("rounds") != config.get("rounds"):
+    if config.get("dp.epsilon") and before.get("rounds") != config.get("rounds"):
         raise JournalError(
             f"rounds = {config['rounds']}: the run in {run_dir} has the noise with which {before['rounds']} rounds "
-            f"reach dp-epsilon = {config['dp-epsilon']:g}: leave rounds as they were"
+            f"reach dp.epsilon = {config['dp.epsilon']:g}: leave rounds as they were"
         )
-    if config.get("schedule") == "cosine" and before.get("rounds") != config.get("rounds"):
+    if config.get("schedule.kind") == "cosine" and before.get("rounds") != config.get("rounds"):
         raise JournalError(
             f"rounds = {config['rounds']}: the learning rate of the run in {run_dir} falls towards 0 over "
             f"{before['rounds']} rounds, and the rounds that are done had those rates: leave rounds as they were, or "
-            "begin another run from its model (initial-weights)"
+            "begin another run from its model (initial.weights)"
         )
     if before.get("rounds") != config.get("rounds"):
         run = RunConfig.from_run_config(config)
@@ -89,10 +99,10 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
             raise JournalError(
                 f"rounds = {config['rounds']}: what {run.method_name} does in a round of the run in {run_dir} depends "
                 f"on its having {before['rounds']} rounds: leave rounds as they were, or begin another run from its "
-                "model (initial-weights)"
+                "model (initial.weights)"
             )
-    if config.get("dp-epsilon") or config.get("dp-noise-multiplier"):
-        ledger.check(run_dir, seeded=bool(config.get("fleet")), copied=bool(config.get("resume-copy")))
+    if config.get("dp.epsilon") or config.get("dp.noise-multiplier"):
+        ledger.check(run_dir, seeded=bool(config.get("fleet")), copied=bool(config.get("dp.resume-copy")))
     finished = len(read_rounds(run_dir))
     if config.get("resume-from", 0) > finished:
         raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")
@@ -140,7 +150,7 @@ def check_same_initial(run_dir: Path, digest: str) -> None:
     """Raise JournalError unless the file of first weights is the one that the run in `run_dir` began with."""
     if read_config(run_dir).get(INITIAL, "") != digest:
         raise JournalError(
-            f"the run in {run_dir} cannot be resumed: the file of initial-weights is not as when the run began; put "
+            f"the run in {run_dir} cannot be resumed: the file of initial.weights is not as when the run began; put "
             "the old one back, or start another run"
         )
 
@@ -148,7 +158,7 @@ def check_same_initial(run_dir: Path, digest: str) -> None:
 def check_same_data(run_dir: Path, data: Mapping[str, Any]) -> None:
     """Raise JournalError unless the data are those that the run in `run_dir` began with, where it says which.
 
-    Runs of earlier versions do not say it, and neither do those whose devices hold their own.
+    Runs whose devices hold their own do not say it.
     """
     before = read_config(run_dir).get(DATA, {})
     changed = [key for key in before if before[key] != data.get(key)]

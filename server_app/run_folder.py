@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,7 +160,7 @@ def _is_budget(value: object) -> bool:
 
 def has_virtual_clock(run_dir: Path) -> bool:
     """Whether a run's devices are those of a fleet, whose time is simulated. Raises JournalError without a run."""
-    return bool(read_config(run_dir)["config"].get("fleet", "of an earlier version"))
+    return bool(read_config(run_dir)["config"]["fleet"])
 
 
 def read_summary(run_dir: Path) -> Summary | None:
@@ -200,19 +200,9 @@ def whole_rounds(run_dir: Path) -> int:
     What devices.jsonl has beyond the last round is of a round that a crash kept from finishing, and does not matter.
     """
     rounds = read_rounds(run_dir)
-    lines: Counter[int] = Counter()
-    devices: defaultdict[int, set[int]] = defaultdict(set)
-    for device in read_devices(run_dir):
-        lines[device.round] += 1
-        devices[device.round].add(device.device)
-    for record in rounds:
-        if record.device_lines is not None:
-            whole = lines[record.round] >= record.device_lines
-        else:
-            whole = len(devices[record.round]) >= record.devices_sampled
-        if not whole:
-            return record.round - 1
-    return len(rounds)
+    lines = Counter(device.round for device in read_devices(run_dir))
+    torn = (record.round for record in rounds if lines[record.round] < record.device_lines)
+    return next(torn, len(rounds) + 1) - 1
 
 
 def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:

@@ -1,4 +1,4 @@
-"""What a line of a journal and a summary hold, in the names of today, whichever version wrote it."""
+"""What a line of a journal and a summary hold."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -65,12 +65,12 @@ class RoundRecord(Record):
     delta: float | None = None
     noised_releases: Count | None = None
     # Lines of devices.jsonl that are of this round, one for each order. The journal counts them.
-    device_lines: Count | None = None
+    device_lines: Count = 0
     devices_sampled: Count
     devices_replied: Count
     devices_failed: Count
     devices_refused: Count
-    devices_bounded: Count  # whose updates were scaled down to norm-bound or dp-clip
+    devices_bounded: Count  # whose updates were scaled down to norm-bound or dp.clip
     devices_state_lost: Count = 0  # that began anew because what they kept is gone
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
     training_bytes_down: Bytes  # of tensor sets; with first questions, and the exchanges about masks
@@ -129,7 +129,7 @@ class DeviceRecord(Record):
     simulated_seconds: Seconds | None
     examples: Count | None
     loss: float | None
-    bounded: bool  # its update was scaled down to norm-bound or dp-clip
+    bounded: bool  # its update was scaled down to norm-bound or dp.clip
     outcome: str
 
     @field_validator("outcome")

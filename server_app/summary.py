@@ -95,7 +95,7 @@ def in_fleet_order(tiers: Iterable[str], tier_of: Mapping[int, str]) -> list[str
     """Each tier once, as the fleet file has them: it numbers devices group after group.
 
     Args:
-        tiers: those of a round stand as the fleet file has them, in journals of earlier versions not always.
+        tiers: those of a round stand as the fleet file has them, those of devices as these were asked.
         tier_of: the tiers of devices that trained or were to train. Where these stand in another order than `tiers`, a
             tier that none of them has comes last.
     """

@@ -16,15 +16,17 @@ import torch
 from flwr.common import log
 from torch import Tensor
 
+from wildflower.models.any_network import AnyNetwork, changed_input
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, with_weights
 from wildflower.models.held import held_tensors, sharing, unsteady
-from wildflower.models.layers import Network
-from wildflower.models.module import AnyNetwork, ModuleFamily, changed_input
+from wildflower.models.module import ModuleFamily
+from wildflower.models.network import Network
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.units import counted
-from wildflower.tasks.task import Task, laid_out_for
+from wildflower.tasks.inputs import laid_out_for
+from wildflower.tasks.task import Task
 
 Mode = Literal["evaluation", "training"]
 MOST_NETWORKS = 8  # that are tried, of as many levels as there may be

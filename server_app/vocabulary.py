@@ -108,7 +108,7 @@ def check_same_tokens(task: Task, family: Family, folder: Path, tensors: Mapping
 
     As many tokens do not make the same vocabulary: every word would have another word's embedding. Tokens that only one
     of them has behind the other's last are allowed, and so are words in place of tokens that the model keeps free.
-    Where the weights hold no embeddings of tokens (initial-names leaves them out), any tokenizer goes.
+    Where the weights hold no embeddings of tokens (initial.names leaves them out), any tokenizer goes.
     """
     arguments = task.spec.arguments
     if task.vocabulary is None or not isinstance(arguments, TextArguments):
@@ -122,7 +122,7 @@ def check_same_tokens(task: Task, family: Family, folder: Path, tensors: Mapping
         tasks_own = load_tokenizer(arguments.tokenizer, task.spec.data_dir).get_vocab()
     except (FileNotFoundError, ValueError) as error:
         # Such as where only devices have the task's, which then lies in their folders.
-        log(WARNING, "The tokenizer beside initial-weights cannot be compared with the task's: %s", error)
+        log(WARNING, "The tokenizer beside initial.weights cannot be compared with the task's: %s", error)
         return
     ours, theirs = ({number: token for token, number in each.items()} for each in (tasks_own, own))
     both = sorted(ours.keys() & theirs.keys())
@@ -132,7 +132,7 @@ def check_same_tokens(task: Task, family: Family, folder: Path, tensors: Mapping
         raise ValueError(
             f"tokenizer = {arguments.tokenizer!r} has other tokens than the model's own tokenizer in this folder: "
             f"{len(differing)} of {len(both)} differ, the first is number {first}, {ours[first]!r} and in the folder "
-            f"{theirs[first]!r}: take tokenizer = {str(folder)!r}, or leave the model's embeddings out by initial-names"
+            f"{theirs[first]!r}: take tokenizer = {str(folder)!r}, or leave the model's embeddings out by initial.names"
         )
 
 

@@ -13,7 +13,7 @@ from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.task import Task
 

@@ -21,7 +21,7 @@ from wildflower.messages.orders import Merge, StepReference
 from wildflower.messages.tensor_sets import TensorSet, TensorSets
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.plugins.reference import PluginError, class_of
 from wildflower.strategies.client_context import ClientContext
 

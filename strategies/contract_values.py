@@ -159,7 +159,7 @@ class Setup:
         shared: the settings of `Method.shared_params`, by their group.
         initial: tensors that the global model begins with, by name; the others are drawn.
         initial_file: where these were read from, beside which more may lie; None where the run has no such file.
-        public: unlabelled inputs of the server's own (`public-task`); None where the run has none.
+        public: unlabelled inputs of the server's own (`public.task`); None where the run has none.
     """
 
     family: Family

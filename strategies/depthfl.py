@@ -25,7 +25,7 @@ from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import trained_parameters
 from wildflower.models.cost import Cost
-from wildflower.models.layers import MeanOfExits, Network
+from wildflower.models.network import MeanOfExits, Network
 from wildflower.strategies.method import (
     Answer,
     ClientContext,

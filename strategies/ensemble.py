@@ -22,8 +22,8 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, with_weights
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import divergence
+from wildflower.tasks.inputs import in_layout, laid_out_for
 from wildflower.tasks.public import PublicData
-from wildflower.tasks.task import in_layout, laid_out_for
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -220,7 +220,7 @@ def require_public(setting: str, public: PublicData | None, settings: Ensemble) 
     """The run's public data; ValueError where a setting needs some and the run has none, or too few."""
     if public is None:
         raise ValueError(
-            f"{setting} learns from public data, and the run has none: set public-task to a task whose inputs are of "
+            f"{setting} learns from public data, and the run has none: set public.task to a task whose inputs are of "
             "the same shape"
         )
     if len(public) < 4:

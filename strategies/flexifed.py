@@ -18,7 +18,8 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.choice import Choice
 from wildflower.models.cost import Cost
-from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.layers import TensorSpec
+from wildflower.models.network import Network
 from wildflower.models.placement import Placement
 from wildflower.strategies.method import (
     LEADING,

@@ -16,7 +16,8 @@ from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.layers import TensorSpec
+from wildflower.models.network import Network
 from wildflower.strategies.fedadam import AdamParams, adam_step
 from wildflower.strategies.method import (
     Answer,

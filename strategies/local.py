@@ -8,7 +8,7 @@ from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import TensorSet, TensorSets
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.method import (
     LEADING,
     Answer,

@@ -22,7 +22,8 @@ from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, para
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import Cost
-from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.layers import TensorSpec
+from wildflower.models.network import Network
 from wildflower.models.placement import Placement
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.fedavg import OneModel

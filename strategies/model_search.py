@@ -7,32 +7,30 @@ System-Heterogeneous Federated Learning through Dynamic Model Search" elsewhere.
 from __future__ import annotations
 
 import logging
-import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.orders import Merge
-from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import STATISTICS, Family
+from wildflower.models.base import STATISTICS
 from wildflower.models.cost import Cost
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.space import Space
+from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Selection, Setup, State, Trained, Training
-from wildflower.strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
-from wildflower.strategies.params import Count, CountOrZero, Params, Shares
+from wildflower.strategies.model_search_params import ModelSearchParams, layer_shares
+from wildflower.strategies.nested import NestedTraining, below, fitted_levels, levels_loss, training_cost
+from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import Means, fits, in_floats
-from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options
+from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
@@ -41,109 +39,33 @@ log = logging.getLogger("flwr")  # what Flower's own log is called
 # The client step ------------------------------------------------------------------------------------------------------
 
 
-class SandwichTraining(MaskedTraining):
+class SandwichTraining(NestedTraining):
     """L = CE(m(f(x)), y) + sum over smaller cuts c of the own sub-model f of what each minimizes in the same step.
 
     That is CE(m(f_c(x)), y) with the labels, and CE(f_c(x), softmax f(x)) with the own sub-model's answers, which are
     constant. Without `masked` there is no m, which sets the logits of classes that the device does not hold to 0.
-
-    lower: the cuts, largest first; each is a cut of the one before.
     """
 
-    lower: tuple[Architecture, ...] = Field(max_length=MOST_LEVELS - 1)
     teacher: Literal["labels", "own"]
-    masked: bool
 
     @property
     def needs_classes(self) -> bool:
         """Where it masks, or minimizes a loss that is made for classes."""
         return self.masked or self.teacher == "own"
 
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """All tensors of the sub-model; with the mask, rows of absent classes do not count."""
-        merge = Merge(weighting=self.weighting, present_classes=self.masked)
-        return {"weights": TensorSet.of(family.tensors(architecture), merge)}
-
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The sum; all terms but the last are differentiated already."""
-        absent = (context.class_counts == 0).to(context.device) if self.masked else torch.zeros(0)
+        loss_of_logits = self.loss_of_logits(context)
 
         def criterion(logits: Tensor, labels: Tensor, own: Tensor | None) -> Tensor:
             if own is not None and self.teacher == "own":
                 return F.cross_entropy(logits, own.softmax(dim=1))
-            return context.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels)
+            return loss_of_logits(logits, labels)
 
         return levels_loss(context, model, self.lower, criterion)
 
-    def scored(self, context: ClientContext, model: Network) -> torch.nn.Module:
-        """On its own examples a device's model is masked as it was trained."""
-        return super().scored(context, model) if self.masked else model
-
 
 # The server half ------------------------------------------------------------------------------------------------------
-
-
-class ModelSearchParams(Params):
-    """Settings of dynamic model search; the searchers are in `wildflower.strategies.search`."""
-
-    searcher: Literal["pool", "exact"] = Field(
-        "pool", description="How architectures are found: by the paper's pool, or by the exact search (ours)"
-    )
-    criterion: Literal["parameters", "flops", "balanced"] = Field(
-        "parameters",
-        description="What the largest architecture has most of: parameters, FLOPs of training, or the sum over its "
-        "blocks of log(1 + parameters)",
-    )
-    architectures: CountOrZero = Field(
-        0,
-        le=MOST_LEVELS,
-        description="Nested architectures at most, chosen in the first round for the fleet's budgets, of which each "
-        "device gets the largest that it affords; 0: every budget has its own",
-    )
-    sandwich: Literal["none", "labels", "own"] = Field(
-        "none",
-        description="Whether smaller cuts of a device's architecture learn in each of its steps, from the labels or "
-        "from its own answers: of a few chosen architectures all smaller ones, else the smallest of the space; needs "
-        "`norm` static where there is batch norm",
-    )
-    shares: Shares = Field(
-        (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
-    )
-    layer_shares: str = Field(
-        "",
-        description="Shares of single layers instead, such as \"stem = [1], 'stage3_*' = [0, 0.5]\"",
-    )
-    min_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet, or of a transformer")
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.02, description="Share of the optimum's parameters that an architecture drawn by the exact search may lack"
-    )
-    epsilon: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.8, description="Probability with which the pool's search stops after each draw"
-    )
-    max_draws: Count = Field(5, description="Maximum draws of the pool's search for one device (T_max)")
-    weighting: Literal["uniform", "examples"] = Field(
-        "uniform", description="Weight of a device in a coordinate's mean over its owners: uniform, or by examples"
-    )
-    masked_loss: bool = Field(
-        False, description="Whether devices minimize HeteroFL's masked cross-entropy; false: plain cross-entropy"
-    )
-    norm: Literal["batch", "static"] = Field(
-        "batch",
-        description="Batch norms of families that have them: with running statistics, which are averaged like weights "
-        "(batch), or HeteroFL's, which take those of the batch (static)",
-    )
-
-    @model_validator(mode="after")
-    def _together(self) -> ModelSearchParams:
-        if self.searcher == "pool" and self.criterion != "parameters":
-            raise ValueError(f"the pool goes by parameters: criterion = {self.criterion!r} needs searcher = 'exact'")
-        return self
-
-    @field_validator("layer_shares")
-    @classmethod
-    def _possible_layer_shares(cls, text: str) -> str:
-        layer_shares(text)
-        return text
 
 
 class ModelSearch(StaticNormMethod[ModelSearchParams]):
@@ -221,7 +143,7 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose few architectures for what the devices of the fleet may spend now, where few are wanted.
 
-        They are chosen among what the search finds for the fleet (`wildflower.strategies.search.fleet_options`).
+        They are chosen among what the search finds for the fleet (`wildflower.strategies.fleet_search.fleet_options`).
         """
         if not self.params.architectures:
             return
@@ -351,36 +273,3 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         if self.params.architectures and not self.chosen:
             raise ValueError("the checkpoint holds no architectures")
         self.candidates = self.chosen or self.candidates
-
-
-def layer_shares(text: str) -> dict[str, tuple[float, ...]]:
-    """Read shares of single layers: the inside of an inline TOML table, such as "stem = [1], 'stage3_*' = [0, 0.5]".
-
-    Names are those of `wildflower.models.space.Space.of`; a dot in a name needs no quotes, a star does.
-
-    Raises:
-        ValueError: it is no such table, or a value is no list of numbers.
-    """
-    example = "must be like \"stem = [1], 'stage3_*' = [0, 0.5]\""
-    try:
-        table = tomllib.loads(f"shares = {{{text}}}")["shares"]
-    except tomllib.TOMLDecodeError as error:
-        # tomllib's words for a key that stands there twice.
-        if "immutable namespace" in str(error) or "Duplicate" in str(error):
-            raise ValueError(f"{example}: a layer is named twice; give each its shares once") from None
-        raise ValueError(f"{example}: {error}") from None
-    found = {}
-    for name, values in _flat(table):
-        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-            raise ValueError(f"{example}: {name} is no list of numbers, but {values!r}")
-        found[name] = tuple(sorted(float(value) for value in values))
-    return found
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """TOML reads `stage1.stream = ...` as a table in a table."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -14,20 +14,56 @@ from operator import attrgetter
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 from torch.func import functional_call
 
+from wildflower.messages.orders import Merge
 from wildflower.messages.packing import MessageError
+from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family, with_weights
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.method import ClientContext
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.static_norm import MaskedTraining
 
 MOST_LEVELS = 64
 """Nested sub-models that a device trains in a step, its own included."""
+
+
+class NestedTraining(MaskedTraining):
+    """Training of a sub-model and of smaller ones that are cut out of it, in the same steps (`levels_loss`).
+
+    lower: the smaller ones, largest first; each is a cut of the one before.
+    masked: whether logits of classes that the device does not hold are 0, as HeteroFL's.
+    """
+
+    lower: tuple[Architecture, ...] = Field(max_length=MOST_LEVELS - 1)
+    masked: bool = True
+
+    @property
+    def needs_classes(self) -> bool:
+        """Where it masks those that a device does not hold."""
+        return self.masked
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        """All tensors of the sub-model; with the mask, rows of absent classes do not count."""
+        merge = Merge(weighting=self.weighting, present_classes=self.masked)
+        return {"weights": TensorSet.of(family.tensors(architecture), merge)}
+
+    def loss_of_logits(self, context: ClientContext) -> Loss:
+        """Return the task's loss of (logits, labels), masked or not."""
+        if not self.masked:
+            return context.task.loss
+        absent = (context.class_counts == 0).to(context.device)
+        return lambda logits, labels: context.task.loss(logits.masked_fill(absent, 0.0), labels)
+
+    def scored(self, context: ClientContext, model: Network) -> nn.Module:
+        """On its own examples a device's model is masked as it was trained."""
+        return super().scored(context, model) if self.masked else model
 
 
 def leading_cut(

@@ -40,8 +40,8 @@ def in_floats(
 
     Under int8 architectures have more or fewer scales for their weights, so that the bytes of some shrink more than
     those of others. This goes by the one of `ends`, the smallest and the largest of a space, whose bytes shrink more.
-    What is found may be a little too large for the wire, which `wildflower.strategies.search.find_priced` corrects.
-    Under masks more bytes travel up than down.
+    What is found may be a little too large for the wire, which `fleet_search.find_priced` corrects. Under masks more
+    bytes travel up than down.
     """
     if settings.wire == "float32" and not settings.secure_minimum:
         return budget

@@ -102,7 +102,7 @@ class Account:
         rounds = len({earlier.round for earlier in self.releases})
         again = len(self.releases) - rounds
         raise BudgetSpentError(
-            f"dp-epsilon = {self.budget:g} is spent: the ledger counts {len(self.releases)} noised models of {rounds} "
+            f"dp.epsilon = {self.budget:g} is spent: the ledger counts {len(self.releases)} noised models of {rounds} "
             f"rounds ({again} of rounds that were done again), which cost epsilon {self.epsilon():.4g}; with that of "
             f"round {release.round} it would be {self.epsilon(release):.4g}. The run ends here and its last model "
             "stays: resume=true does not go on with it"

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training, Traits
 from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
 from wildflower.strategies.shared_losses import Loss, divergence

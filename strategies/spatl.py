@@ -22,7 +22,8 @@ from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, W
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, described
 from wildflower.models.cost import Cost
-from wildflower.models.layers import Channels, Network, TensorSpec
+from wildflower.models.layers import Channels, TensorSpec
+from wildflower.models.network import Network
 from wildflower.models.placement import Axis, Coordinates, Placement, Select
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.channels import channel_norms, strongest

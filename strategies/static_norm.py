@@ -19,7 +19,7 @@ from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.distillation import Distillation, distill_in_place
 from wildflower.strategies.method import ClientContext, P, Setup, Trained, Training
 from wildflower.strategies.params import Params

@@ -16,10 +16,11 @@ from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import MeanOfExits, Network, mean_statistics, pool_by_slices
+from wildflower.models.layers import mean_statistics
+from wildflower.models.network import MeanOfExits, Network, pool_by_slices
 from wildflower.strategies.method import Answer, ClientContext, ClientStep
 from wildflower.strategies.params import CountOrZero
-from wildflower.tasks.task import laid_out_for
+from wildflower.tasks.inputs import laid_out_for
 
 # How many take statistics by default where a round has fewer devices. With fewer a score depends on which devices they
 # are, more than on how many examples each passes (benchmarks/methods_that_win).

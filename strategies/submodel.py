@@ -35,7 +35,7 @@ Cut = tuple[Architecture, Placement]
 
 
 def without_statistics(models: Mapping[Architecture, Model]) -> dict[Architecture, Model]:
-    """Models without batch norm's statistics, which devices then take before a model is scored (`statistics-devices`).
+    """Models without batch norm's statistics, which devices then take before a model is scored (`statistics.devices`).
 
     This is for methods that do not end at the mean of the devices' weights. The mean of the devices' statistics would
     not fit such a model.

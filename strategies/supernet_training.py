@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.sums import not_finite
 from wildflower.models.architecture import Architecture
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.supernet import Supernet
 from wildflower.strategies.params import CountOrZero, Params
 from wildflower.strategies.statistics import take_statistics

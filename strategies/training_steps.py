@@ -10,7 +10,7 @@ from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.client_context import ClientContext
 from wildflower.strategies.client_step import Answer, ClientStep
 from wildflower.strategies.shared_losses import Loss

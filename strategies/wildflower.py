@@ -15,23 +15,24 @@ from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.orders import Merge
-from wildflower.messages.tensor_sets import STATISTICS, TensorSet
+from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family, trained_parameters
+from wildflower.models.base import Family, trained_parameters
 from wildflower.models.cost import FLOAT_BYTES, Cost
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.space import Space
+from wildflower.strategies.fleet_search import find_priced, fleet_options
+from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
 from wildflower.strategies.nested import (
     MOST_LEVELS,
+    NestedTraining,
     are_nested,
     below,
     check_no_statistics,
@@ -41,21 +42,15 @@ from wildflower.strategies.nested import (
 )
 from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from wildflower.strategies.pricing import Means, in_floats
-from wildflower.strategies.search import AscentSearch, ExactSearch, find_priced, fleet_options
 from wildflower.strategies.shared_losses import Loss
-from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
+from wildflower.strategies.static_norm import StaticNormMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
-
-TOLERANCE = 0.02  # share of the most parameters that what is searched for levels may lack
-WIDTHS = 16  # widths from which those of levels are chosen
-# Shares of the blocks of a stack, from its first on, that a level may keep in place of all.
-DEPTHS = (0.25, 0.5, 0.75)
 
 # The client step ------------------------------------------------------------------------------------------------------
 
 
-class LevelTraining(MaskedTraining):
+class LevelTraining(NestedTraining):
     """g_j = 1/n_j sum over the n_j levels l with coordinate j of dL_l/dW_j, L_l = CE(m(f_l(x)), y).
 
     g_j is what takes the place of the gradient of coordinate j, and L_l what level l minimizes. m sets the logits of
@@ -67,38 +62,18 @@ class LevelTraining(MaskedTraining):
 
     The own level's term is differentiated first, and each before the next is computed: a device never holds the
     activations of two levels, and those of its own level go before all gradients are there.
-
-    lower: the levels below the device's own, largest first; each is a cut of the one before.
     """
-
-    lower: tuple[Architecture, ...] = Field(max_length=MOST_LEVELS - 1)
-    masked: bool = True
-
-    @property
-    def needs_classes(self) -> bool:
-        """Where it masks those that a device does not hold."""
-        return self.masked
-
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """All tensors of the level; with the mask, rows of absent classes do not count."""
-        merge = Merge(weighting=self.weighting, present_classes=self.masked)
-        return {"weights": TensorSet.of(family.tensors(architecture), merge)}
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The mean of the levels' losses; all terms but the last are differentiated already."""
-        absent = (context.class_counts == 0).to(context.device) if self.masked else torch.zeros(0)
-        levels = 1 + len(self.lower)
+        loss_of_logits, levels = self.loss_of_logits(context), 1 + len(self.lower)
 
         def criterion(logits: Tensor, labels: Tensor, _: Tensor | None) -> Tensor:
-            return context.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels) / levels
+            return loss_of_logits(logits, labels) / levels
 
         loss = levels_loss(context, model, self.lower, criterion)
         enlarge_gradients(context, model, self.lower)
         return loss
-
-    def scored(self, context: ClientContext, model: Network) -> nn.Module:
-        """On its own examples a device's model is masked as it was trained."""
-        return super().scored(context, model) if self.masked else model
 
 
 def enlarge_gradients(context: ClientContext, model: Network, lower: Sequence[Architecture]) -> None:
@@ -228,32 +203,13 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
 
     @cached_property
     def space(self) -> Space | None:
-        """The architectures whose layers each keep a share of their own, within the largest of `widths`.
-
-        None: `shares` is empty, or architectures of this family are not chosen layer by layer.
-        """
-        widest = max(self.widths)
-        shares = {*(share for share in self.params.shares if share < widest), widest}
-        try:
-            return Space.of(self.family, sorted(shares)) if self.params.shares else None
-        except ValueError as error:
-            log.info("Wildflower: levels are not searched layer by layer: %s", error)
-            return None
-
-    def searcher(self, space: Space) -> ExactSearch | AscentSearch | None:
-        """The search of `criterion`; None where a space is too large for the exact one."""
-        batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
-        try:
-            if self.params.criterion == "balanced":
-                return AscentSearch(space, batch_size, optimizer, "balanced")
-            return ExactSearch(space, batch_size, optimizer, TOLERANCE)
-        except ValueError as error:
-            log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
-            return None
+        """The architectures from which levels are searched layer by layer; None: they are not."""
+        return space_within(self.family, max(self.widths), self.params.shares)
 
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
-        """What the search finds for the budgets of a fleet (`wildflower.strategies.search.fleet_options`)."""
-        if self.space is None or (searcher := self.searcher(self.space)) is None:
+        """What the search finds for the budgets of a fleet (`wildflower.strategies.fleet_search.fleet_options`)."""
+        training = self.settings.training.examples_at_once, self.settings.optimizer
+        if self.space is None or (searcher := searcher_of(self.space, self.params.criterion, *training)) is None:
             return []
         rng, smallest = self.rng(6), self.space.smallest()
         order, ends = Order(0, smallest), (smallest, self.space.largest())
@@ -313,28 +269,3 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
             raise ValueError("the checkpoint holds no levels")
         self.velocity = {name: state.tensors[f"velocity/{name}"] for name in self.velocity}
         self.candidates = levels
-
-
-def sizes_between(family: Family, widths: Sequence[float], depths: Sequence[float] = DEPTHS) -> list[Architecture]:
-    """What levels may be: cuts in width and in depth.
-
-    Of a family that is cut in width these are `WIDTHS` widths between the smallest and the largest, and the given ones.
-    Where it has stacks of blocks, they are also those widths with the first part of every stack alone (`depths`). Other
-    families name their own.
-    """
-    named = family.candidates(widths)
-    if len(family.candidates([1.0])) > 1:
-        return named
-    rates = dict.fromkeys([*widths, *np.geomspace(min(widths), max(widths), WIDTHS).tolist()])
-    found = [family.width(rate) for rate in rates]
-    if isinstance(family, BlockFamily) and len(family.segments) == 1:
-        for share in depths:
-            without = [
-                block
-                for blocks in family.stacks.values()
-                for block in blocks[math.ceil(share * len(blocks)) :]
-                if block in family.removable
-            ]
-            whole = [dict(zip(family.groups, family.width(rate).widths, strict=True)) for rate in rates]
-            found += [family.architecture(kept, without) for kept in whole]
-    return list(dict.fromkeys(found))

@@ -50,7 +50,7 @@ CHOICE = {
     "family-arguments": "members = {large = {name = 'lenet5'}, small = {name = 'lenet5', conv_channels = [6, 3], "
     "hidden = [84]}}",
 }
-PUBLIC = {"public-task": "digits", "public-examples": 32, "ensemble.steps": 3, "ensemble.batch-size": 8}
+PUBLIC = {"public.task": "digits", "public.examples": 32, "ensemble.steps": 3, "ensemble.batch-size": 8}
 # Methods whose defaults do not suit the small run, and variants of some.
 _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     "all-large": {"strategy": "fedavg"},
@@ -152,7 +152,9 @@ def small_config(folder: Path, **changes: Any) -> RunConfig:
         "family": "lenet5",
         "examples-per-device": 24,  # few enough that devices lack classes
     }
-    return RunConfig.from_run_config(values | {key.replace("_", "-"): value for key, value in changes.items()})
+    return RunConfig.from_run_config(
+        values | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    )
 
 
 def started(config: RunConfig) -> tuple[Engine, Scorer]:
@@ -203,7 +205,7 @@ def changed_reply(change: Change) -> Callable[[Message], Message]:
 
 
 class FakeTime:
-    """A clock for `wildflower.rounds.exchange` and `wildflower.rounds.population` that only `sleep` moves."""
+    """A clock for `wildflower.rounds.exchange` and the devices of `wildflower.rounds` that only `sleep` moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0

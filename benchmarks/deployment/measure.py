@@ -57,7 +57,13 @@ def train(deployment: Deployment, channels: int) -> dict[str, Any]:
     """Two rounds of one model on the largest node, the only one that runs."""
     name = f"channels-{channels}"
     settings = [f"family-arguments=first_channels = {channels}", "widths=1", "strategy=fedavg", "fedavg.use=all-small"]
-    settings += ["rounds=2", "devices-per-round=1", "evaluate-every=2", "memory-fraction=1.0", "transfer-seconds=0"]
+    settings += [
+        "rounds=2",
+        "devices-per-round=1",
+        "evaluate-every=2",
+        "budget.memory-fraction=1.0",
+        "budget.transfer-seconds=0",
+    ]
     peak = Peak(deployment.container("node-3"))
     peak.start()
     deployment.finish(deployment.start_run(name, *settings), name, 400)

@@ -39,9 +39,9 @@ METHODS = {
 }
 # Why is FedRolex below HeteroFL? Three times as long; without devices that train the whole model, which is what
 # FedRolex is for; that six times as long; and with smaller steps.
-LONG = ["rounds=300", "decay-rounds=180, 255", "evaluate-every=20"]
+LONG = ["rounds=300", "schedule.decay-rounds=180, 255", "evaluate-every=20"]
 NO_LARGE = [f"fleet={HERE / 'no-large.toml'}"]
-NO_LARGE_LONG = [*NO_LARGE, "rounds=600", "decay-rounds=360, 510", "evaluate-every=40"]
+NO_LARGE_LONG = [*NO_LARGE, "rounds=600", "schedule.decay-rounds=360, 510", "evaluate-every=40"]
 ABLATIONS = {"long": LONG, "no-large": NO_LARGE, "no-large-long": NO_LARGE_LONG, "slow": ["learning-rate=0.01"]}
 for name, settings in ABLATIONS.items():
     for method in ("heterofl", "fedrolex"):

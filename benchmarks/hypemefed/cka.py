@@ -24,7 +24,7 @@ from benchmarks.runs import trained_method
 from benchmarks.tables import markdown, write_between
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.models.architecture import Architecture
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.rounds.budgets import budget_in_round
 from wildflower.rounds.requests import seed_of
 from wildflower.strategies.method import Order

@@ -12,7 +12,7 @@ from wildflower.messages.packing import pack
 from wildflower.messages.tensor_sets import Weights, digest
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
 from wildflower.strategies.method import ClientStep
 from wildflower.tasks.task import Task

@@ -69,7 +69,7 @@ TEN = {
 # The whole network without early heads.
 VGG = "family-arguments=block_channels = [64, 128, 256, 512]"
 # As many devices take batch norm statistics as a round has, over all that they hold, which was the default then.
-SIX_DEVICES = ("statistics-devices=6", "statistics-examples=0")
+SIX_DEVICES = ("statistics.devices=6", "statistics.examples=0")
 ON_HAPT = {
     "hypemefed": CHANGES,
     "hypemefed, all": [*CHANGES, "hypemefed.generate=all"],

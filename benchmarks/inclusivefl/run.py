@@ -117,7 +117,7 @@ def settings(task: str, split: str, method: str) -> list[str]:
     kind = "widths" if method == "heterofl" else "depths"
     fleet_file = HERE / "fleets" / f"{fleet}-{kind}.toml"
     # What is given later overrides what was given before.
-    given = [f"fleet={fleet_file}", f"initial-weights={ENCODER}", *TASKS[task], *own, *methods_of(task)[method]]
+    given = [f"fleet={fleet_file}", f"initial.weights={ENCODER}", *TASKS[task], *own, *methods_of(task)[method]]
     return [f"{key}={value}" for key, value in dict(setting.split("=", 1) for setting in given).items()]
 
 

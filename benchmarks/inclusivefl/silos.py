@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 # Of two, four and six layers. These three have 6,063, 9,652 and 6,299 sentences; the others have 1,200 at most.
 ANNOTATORS = (5, 7, 13)
 ALL = [
-    f"initial-weights={ENCODER}",
+    f"initial.weights={ENCODER}",
     f"task-arguments=tokenizer = '{ENCODER}', max_tokens = 32, annotators = {list(ANNOTATORS)}, own_labels = true",
 ]
 OWN_HEADS = ["strategy=inclusivefl", "inclusivefl.head=own"]

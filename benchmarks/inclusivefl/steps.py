@@ -28,8 +28,9 @@ from benchmarks.minilm import pretrained
 from tests.grid import InProcessGrid
 from wildflower.client_app.app import app as client
 from wildflower.launch.experiment_file import resolve
-from wildflower.server_app.app import build, task_spec
+from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
+from wildflower.server_app.inputs import task_spec
 from wildflower.tasks.task import load_task
 
 RESULTS = Path(__file__).with_name("steps.json")

@@ -79,7 +79,7 @@ RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,),
 SMALLER_RATES = {"hapt": (0.02, 0.01)}
 # The small BERT is not done learning after the 40 rounds of its experiment file. These are three times as many, and the
 # rate falls after the same shares of them.
-LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
+LONGER = {"bert": {"120-rounds": ["rounds=120", "schedule.decay-rounds=84, 108"]}}
 BALANCED = ("wildflower-balanced", "wildflower-balanced-one-level")
 # Devices compute with 8 of 32 examples at once, so that a larger model fits their memory. On `resnet6` a method has the
 # rate at which it delivers most with whole batches.

@@ -48,7 +48,7 @@ METHODS = {
     # Uniform widths nearer to what a device can afford: what the search gains by that alone.
     "heterofl-fine-widths": ["strategy=heterofl", "widths=1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25"],
 }
-TWICE = ["rounds=400", "decay-rounds=260, 350"]
+TWICE = ["rounds=400", "schedule.decay-rounds=260, 350"]
 # Of one twin only. ViT, the cheapest: as many steps as the paper's, 33 s a round. ResNet: what keeps its search below
 # the smallest model.
 OF = {

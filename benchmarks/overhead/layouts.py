@@ -6,7 +6,7 @@ The networks are the families' own, on random images. The plain loop trains the 
 behind its ReLU, and PyTorch's optimizers at their defaults. In every turn each variant of a network takes a few steps,
 one variant after the other, in one process with one thread, so that whatever else the machine does hits all alike. A
 ratio is of the fastest turns: what is slower was disturbed. Moving the batch into the layout is part of the step.
-"Fused" sgd is PyTorch's; `fused-optimizer` is for Adam and AdamW alone.
+"Fused" sgd is PyTorch's; `adam.fused` is for Adam and AdamW alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from benchmarks.overhead.run import cpu_model
 from benchmarks.tables import markdown, write_between
 from wildflower.client_app.sgd import Sgd
 from wildflower.models.family import FAMILIES
-from wildflower.models.layers import BlockModule
-from wildflower.tasks.task import channels_last
+from wildflower.models.network import BlockModule
+from wildflower.tasks.inputs import channels_last
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "layouts.json", HERE / "README.md"

@@ -33,7 +33,8 @@ from wildflower.strategies.supernet_training import (
     batches_of,
     calibrated,
 )
-from wildflower.tasks.task import TaskSpec, load_data_set, load_task
+from wildflower.tasks.spec import load_data_set
+from wildflower.tasks.task import TaskSpec, load_task
 
 SIDE = 28
 # Of the supernet's training on the digits; the learning rate falls to 0.

@@ -17,11 +17,11 @@ ALPHAS = (0.5, 0.1)
 TARGET = 0.7  # accuracy whose price in bytes is compared
 # The public data are digits (public.py), which the server holds without labels.
 DIGITS = "<digits>"
-PUBLIC = ["public-task=npz", f"public-data-dir={DIGITS}", "ensemble.steps=100", "ensemble.batch-size=32"]
+PUBLIC = ["public.task=npz", f"public.data-dir={DIGITS}", "ensemble.steps=100", "ensemble.batch-size=32"]
 # A supernet that was trained on the digits, with their labels; its classifier is drawn anew.
 SUPERNET = "<supernet of the digits>"
-NEW_CLASSIFIER = "initial-names='head.classifier' = false"
-PRETRAINED = [f"initial-weights={SUPERNET}", NEW_CLASSIFIER]
+NEW_CLASSIFIER = "initial.names='head.classifier' = false"
+PRETRAINED = [f"initial.weights={SUPERNET}", NEW_CLASSIFIER]
 # As RaFL makes it: its supernet and the network of the others have the same tensors.
 SUPERNETS_FAMILY = {"name": "resnet18", "first_channels": 8, "norm": "batch", "scaler": False}
 MOBILE_SUPERNET = "<MobileNetV3 of the digits>"
@@ -34,7 +34,7 @@ MOBILENET = [
     "family=mobilenet-v3",
     f"family-arguments={', '.join(f'{key} = {value}' for key, value in MOBILENET_ARGUMENTS.items())}",
     f"fleet={HERE / 'mobilenet-fleet.toml'}",
-    "transfer-seconds=10",
+    "budget.transfer-seconds=10",
 ]
 # The paper's space: depth, expand ratio and kernel of every block are searched. The smallest network, which travels,
 # has 2.1 million parameters, the largest 6.4 million. The predictor learns from accuracies of sub-networks on digits.
@@ -43,8 +43,8 @@ IN_ONCE_FOR_ALL = [
     "family=mobilenet-v3",
     "family-arguments=halvings = 5",
     f"fleet={HERE / 'mobilenet-fleet.toml'}",
-    "transfer-seconds=120",
-    f"initial-weights={ONCE_FOR_ALL_SUPERNET}",
+    "budget.transfer-seconds=120",
+    f"initial.weights={ONCE_FOR_ALL_SUPERNET}",
     NEW_CLASSIFIER,
 ]
 SMALL_CNN = ["rafl.knowledge-family=cnn3", "rafl.knowledge-width=0.125"]
@@ -92,7 +92,7 @@ METHODS = {
         *IN_ONCE_FOR_ALL,
     ],
     "fedavg, once-for-all": ["strategy=fedavg", *IN_ONCE_FOR_ALL],
-    "rafl c, MobileNetV3": ["strategy=rafl", f"initial-weights={MOBILE_SUPERNET}", NEW_CLASSIFIER, *MOBILENET],
+    "rafl c, MobileNetV3": ["strategy=rafl", f"initial.weights={MOBILE_SUPERNET}", NEW_CLASSIFIER, *MOBILENET],
 }
 
 
@@ -107,7 +107,7 @@ def figures(folder: Path) -> dict:
         if record["score"] is not None:
             rows.append([record["round"], record["score"], bytes_so_far, record["simulated_seconds"] / 3600])
     used = [record["bandwidth_utilisation"] for record in records if record["bandwidth_utilisation"]]
-    weights = config_of(folder).initial_weights
+    weights = config_of(folder).initial.weights
     return {
         "rounds": rows,
         "bandwidth_utilisation": mean(used) if used else None,

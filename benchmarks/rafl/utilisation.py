@@ -27,10 +27,11 @@ from benchmarks.rafl.run import STUDY, SUPERNETS_FAMILY
 from wildflower.devices.budget import Budget
 from wildflower.launch.experiment_file import resolve
 from wildflower.models.architecture import Architecture
-from wildflower.models.cost import cost, inference_macs
+from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
+from wildflower.models.training_step import inference_macs
 from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch
 from wildflower.strategies.rafl import RaFLParams
 from wildflower.strategies.search import ExactSearch

@@ -19,7 +19,7 @@ METHODS = {
     # As many devices take batch norm statistics as a round has, over all that they hold, which was the default when
     # this ran.
     "heterofl": [
-        *("strategy=heterofl", "statistics-devices=6", "statistics-examples=0", "family=lenet5", "family-arguments="),
+        *("strategy=heterofl", "statistics.devices=6", "statistics.examples=0", "family=lenet5", "family-arguments="),
         *("widths=1, 0.33", "both-models=true"),
     ],
     "recipfl": PUBLISHED,

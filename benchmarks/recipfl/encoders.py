@@ -51,7 +51,7 @@ STUDY = Study(
     {
         method: [
             f"fleet={HERE / 'encoders-fleet.toml'}",
-            f"initial-weights={ENCODER}",
+            f"initial.weights={ENCODER}",
             f"task-arguments=tokenizer = '{ENCODER}', max_tokens = 24",
             *sets,
         ]

@@ -17,14 +17,14 @@ COMPARED = ("all-small", "exclusive", "recipfl")
 def devices(strong: int, weak: int) -> list[str]:
     """Settings of a fleet of its own."""
     fleet = HERE / "fleets" / f"{strong}-and-{weak}.toml"
-    return [f"fleet={fleet}", f"devices={strong + weak}", f"strong-devices={strong}"]
+    return [f"fleet={fleet}", f"devices={strong + weak}", f"strong.devices={strong}"]
 
 
 BASE = [f"fleet={HERE / 'fleet.toml'}"]
 EXPLORED = {
     "base": BASE,
-    "share-0.1": [*BASE, "strong-share=0.1"],
-    "share-0.9": [*BASE, "strong-share=0.9"],
+    "share-0.1": [*BASE, "strong.share=0.1"],
+    "share-0.9": [*BASE, "strong.share=0.9"],
     "weak-10": devices(2, 10),
     "weak-1000": devices(2, 1000),
     "strong-5": devices(5, 100),

@@ -85,8 +85,8 @@ BASE: dict[str, Any] = {
     "workers": 2,
     "devices-per-round": 4,
     "over-selection": 0.0,
-    "memory-fraction": 0.85,
-    "transfer-seconds": 0.0,
+    "budget.memory-fraction": 0.85,
+    "budget.transfer-seconds": 0.0,
     "deadline-seconds": 0.0,
     "below-smallest": "skip",
     "both-models": False,
@@ -98,22 +98,22 @@ BASE: dict[str, Any] = {
     "optimizer": "sgd",
     "learning-rate": 0.05,
     "momentum": 0.9,
-    "betas": "0.9, 0.999",
+    "adam.betas": "0.9, 0.999",
     "weight-decay": 0.0005,
     "clip-norm": 0.0,
     "norm-bound": 0.0,
-    "schedule": "steps",
-    "decay-rounds": "",
-    "decay-factor": 0.1,
+    "schedule.kind": "steps",
+    "schedule.decay-rounds": "",
+    "schedule.decay-factor": 0.1,
     "augment": True,
     "seed": 3,
     "evaluate-every": 1,
     "evaluate-tiers": True,
-    "statistics-devices": 4,  # as many as a round has
-    "statistics-examples": 0,
-    "personal-every": 0,
-    "personal-epochs": 1,
-    "personal-from": 1,
+    "statistics.devices": 4,  # as many as a round has
+    "statistics.examples": 0,
+    "personal.every": 0,
+    "personal.epochs": 1,
+    "personal.first-round": 1,
 }
 # Every method's own keys.
 DISTILLATION = {
@@ -215,8 +215,8 @@ FAMILY: dict[str, dict[str, Any]] = {
         "below-smallest": "smallest",
     },
 }
-PUBLIC = {"public-task": "digits", "public-examples": 32}
-PERSONAL = {"personal-every": 1, "test-fraction": 0.2}
+PUBLIC = {"public.task": "digits", "public.examples": 32}
+PERSONAL = {"personal.every": 1, "test-fraction": 0.2}
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def control(kind: str, variant: Variant) -> Variant:
 
 def roomy(strategy: str, **changes: Any) -> Variant:
     """A variant under the other fleet."""
-    return Variant(simulated(strategy, **{"transfer_seconds": 1.0, **changes}).values, ROOMY)
+    return Variant(simulated(strategy, **{"budget__transfer_seconds": 1.0, **changes}).values, ROOMY)
 
 
 def connected(limits: tuple[int | None, ...], strategy: str, **changes: Any) -> Variant:
@@ -259,7 +259,7 @@ def connected(limits: tuple[int | None, ...], strategy: str, **changes: Any) -> 
 
 def of(family: Mapping[str, Any]) -> dict[str, Any]:
     """Keys as `simulated` takes them."""
-    return {key.replace("-", "_"): value for key, value in family.items()}
+    return {key.replace("-", "_").replace(".", "__"): value for key, value in family.items()}
 
 
 # Bytes of weights: between those of the widths, of the exits, and of the members.
@@ -292,15 +292,15 @@ VARIANTS: dict[str, Variant] = {
     # What a device does.
     "fedavg adam": simulated("fedavg", optimizer="adam", learning_rate=0.002, clip_norm=0.5, local_epochs=2),
     "fedavg adamw": simulated("fedavg", optimizer="adamw", learning_rate=0.002, local_steps=2),
-    "fedavg decay": simulated("fedavg", decay_rounds="1, 2", local_steps=4),
-    "heterofl cosine": simulated("heterofl", schedule="cosine", momentum=0.0),
+    "fedavg decay": simulated("fedavg", schedule__decay_rounds="1, 2", local_steps=4),
+    "heterofl cosine": simulated("heterofl", schedule__kind="cosine", momentum=0.0),
     "all-large bound": simulated("fedavg", norm_bound=0.8),
     "hypemefed bound": simulated("hypemefed", norm_bound=0.8),
     # HeteroFL and its like.
     "heterofl both models": simulated("heterofl", widths="0.5, 0.25", both_models=True),
     "affordable both models": simulated("fedavg", fedavg__use="affordable", widths="0.5, 0.25", both_models=True),
     "heterofl vgg": simulated("heterofl", **of(VGG)),
-    "heterofl resnet18": simulated("heterofl", **of(RESNET), statistics_devices=3),
+    "heterofl resnet18": simulated("heterofl", **of(RESNET), statistics__devices=3),
     "heterofl vit": simulated("heterofl", **of(VIT)),
     "fedrolex vit": simulated("fedrolex", **of(VIT)),
     "federated-dropout resnet18": simulated("federated-dropout", **of(RESNET)),
@@ -308,12 +308,12 @@ VARIANTS: dict[str, Variant] = {
     "heterofl distilled": simulated("heterofl", distillation__steps=1),
     "heterofl personal": simulated("heterofl", **of(PERSONAL)),
     "local personal": simulated("local", **of(PERSONAL)),
-    "heterofl late": simulated("heterofl", over_selection=0.5, deadline_seconds=60.0, transfer_seconds=1.0),
+    "heterofl late": simulated("heterofl", over_selection=0.5, deadline_seconds=60.0, budget__transfer_seconds=1.0),
     "heterofl deadline": simulated("heterofl", deadline_seconds=0.02),
     "heterofl below smallest": simulated("heterofl", widths="1, 0.5", below_smallest="smallest"),
     "heterofl untiered": simulated("heterofl", evaluate_tiers=False),
     "heterofl strong and weak": simulated(
-        "heterofl", partition="strong-and-weak", strong_devices=2, examples_per_device=0, local_steps=3
+        "heterofl", partition="strong-and-weak", strong__devices=2, examples_per_device=0, local_steps=3
     ),
     # Dynamic model search.
     "model-search plain": simulated(
@@ -324,7 +324,7 @@ VARIANTS: dict[str, Variant] = {
         **of(RESNET),
         model_search__shares="0, 0.5, 1",
         model_search__layer_shares="stage4_1 = [0, 0.25]",
-        transfer_seconds=0.05,
+        budget__transfer_seconds=0.05,
     ),
     "model-search vit": simulated(
         "model-search", **of(VIT), model_search__shares="0, 0.25, 0.5, 1", distillation__steps=1
@@ -378,17 +378,17 @@ VARIANTS: dict[str, Variant] = {
     "wildflower resnet18": simulated("wildflower", **of(RESNET), wildflower__levels=3),
     # What goes with any of several methods.
     "heterofl int8": simulated("heterofl", wire="int8"),
-    "heterofl median": simulated("heterofl", aggregation="median"),
+    "heterofl median": simulated("heterofl", aggregation__rule="median"),
     "heterofl frozen": simulated("heterofl", freeze="block1"),
-    "fedavg private": simulated("fedavg", **of(VIT), dp_noise_multiplier=1.0, dp_clip=1.0, dp_delta=0.001),
+    "fedavg private": simulated("fedavg", **of(VIT), dp__noise_multiplier=1.0, dp__clip=1.0, dp__delta=0.001),
     "heterofl best": simulated("heterofl", deliver="best"),
-    "fedavg secure": connected((None,) * 6, "fedavg", secure_aggregation=True, secure_minimum=3),
+    "fedavg secure": connected((None,) * 6, "fedavg", secure_aggregation__minimum=3),
     # One device per node.
     "connected all-large": connected(LENET_LIMITS, "fedavg"),
     "connected local": connected(LENET_LIMITS, "local"),
     "connected fedprox": connected(LENET_LIMITS, "fedprox"),
-    "connected heterofl": connected(LENET_LIMITS, "heterofl", statistics_devices=3),
-    "connected heterofl personal": connected(LENET_LIMITS, "heterofl", statistics_devices=3, **of(PERSONAL)),
+    "connected heterofl": connected(LENET_LIMITS, "heterofl", statistics__devices=3),
+    "connected heterofl personal": connected(LENET_LIMITS, "heterofl", statistics__devices=3, **of(PERSONAL)),
     "connected hypemefed": connected(EXIT_LIMITS, "hypemefed"),
     "connected depthfl corrected": connected(EXIT_LIMITS, "depthfl", depthfl__alpha=0.1),
     "connected recipfl": control("FirstUpload", connected(CHOICE_LIMITS, "recipfl")),

@@ -25,13 +25,16 @@ SETTINGS = (
     "local-steps=60",
     "evaluate-every=1",
     "evaluate-tiers=false",
-    "memory-fraction=0.5",
-    "transfer-seconds=0",
+    "budget.memory-fraction=0.5",
+    "budget.transfer-seconds=0",
     "deadline-seconds=900",
     "seed=1",
 )
 BUDGET_SECONDS = 5
-VARIANTS = {"waits for all": (), f"round-seconds = {BUDGET_SECONDS}": (f"round-seconds={BUDGET_SECONDS}",)}
+VARIANTS = {
+    "waits for all": (),
+    f"budget.round-seconds = {BUDGET_SECONDS}": (f"budget.round-seconds={BUDGET_SECONDS}",),
+}
 WARM_UP_ROUNDS = 1  # in which nodes start their workers and, in the first run, measure their speed
 
 

@@ -93,7 +93,7 @@ def run_one(task: str, attack: str, aggregation: str, seed: int) -> dict[str, An
     """One run; the accuracy of its last round."""
     # Devices work in this process, which is as good and faster than a worker of their own.
     with tempfile.TemporaryDirectory() as folder, patch.object(worker, "ask", work.do):
-        keys = {"aggregation": aggregation, "seed": seed, "output-dir": folder, "run-name": "one"}
+        keys = {"aggregation.rule": aggregation, "seed": seed, "output-dir": folder, "run-name": "one"}
         config = RunConfig.from_run_config(TASKS[task] | keys)
         run_dir = wildflower.server_app.app.run(hostile_grid(attack, Path(folder)), config)
         return {"accuracy": read_rounds(run_dir)[-1].score}

@@ -76,7 +76,11 @@ def run_both(folder: Path, results: dict[str, Any]) -> None:
         for name, secure in (("every update seen", False), ("sums only", True)):
             if name in results:
                 continue
-            keys = {"output-dir": str(folder), "run-name": f"secure-{secure}", "secure-aggregation": secure}
+            keys = {
+                "output-dir": str(folder),
+                "run-name": f"secure-{secure}",
+                "secure-aggregation.minimum": 5 if secure else 0,
+            }
             (folder / "experiment.toml").write_text(write_toml(EXPERIMENT | keys))
             process = deployment.run(str(folder / "experiment.toml"))
             said = process.communicate()[0]

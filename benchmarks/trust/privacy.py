@@ -51,8 +51,8 @@ DP: dict[str, Any] = {
     "momentum": 0.9,
     "augment": False,
     "workers": 1,
-    "dp-clip": 0.5,
-    "dp-delta": 1e-4,
+    "dp.clip": 0.5,
+    "dp.delta": 1e-4,
 }
 DEVICES, LOST, SECURE_ROUNDS = 30, (3, 13, 23), 3  # nodes; one in ten is lost
 SECURE: dict[str, Any] = {
@@ -80,7 +80,7 @@ def fleet_file(folder: Path) -> str:
 def run_private(epsilon: float, seed: int) -> dict[str, Any]:
     """One run; its accuracy at every evaluation."""
     with tempfile.TemporaryDirectory() as folder:
-        noise = {"dp-epsilon": epsilon} if epsilon else {"dp-noise-multiplier": 1e-3}
+        noise = {"dp.epsilon": epsilon} if epsilon else {"dp.noise-multiplier": 1e-3}
         keys = {"fleet": fleet_file(Path(folder)), "output-dir": folder, "run-name": "one", "seed": seed}
         config = RunConfig.from_run_config(DP | keys | noise)
         started = time.perf_counter()
@@ -124,7 +124,7 @@ def run_secure(secure: bool, lost: bool) -> dict[str, Any]:
             DEVICES,
             lambda n: {"partition-id": n - 1, "num-partitions": DEVICES, "state-dir": f"{folder}/node-{n}"},
         )
-        keys = {"output-dir": folder, "run-name": "one", "secure-aggregation": secure}
+        keys = {"output-dir": folder, "run-name": "one", "secure-aggregation.minimum": 5 if secure else 0}
         engine, _ = build(RunConfig.from_run_config(SECURE | keys))
         engine.start()
         records = []

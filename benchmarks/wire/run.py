@@ -15,22 +15,22 @@ FIFTY = ["devices=50", "devices-per-round=10", "batch-size=32", "evaluate-every=
 TASKS = {
     "lenet5": [
         *("task=fashion-mnist", "family=lenet5", *FIFTY),
-        *("rounds=60", "local-steps=20", "learning-rate=0.05", "decay-rounds=40, 52"),
+        *("rounds=60", "local-steps=20", "learning-rate=0.05", "schedule.decay-rounds=40, 52"),
         # Of ten devices all that they hold, which was the default when the rows were recorded.
-        *("statistics-devices=10", "statistics-examples=0"),
+        *("statistics.devices=10", "statistics.examples=0"),
     ],
     # The model and the optimizer of benchmarks/model_search/vit.toml.
     "vit twin": [
         *("task=fashion-mnist", "family=vit-tiny", *FIFTY),
         "family-arguments=hidden = 48, depth = 6, heads = 3, mlp = 96",
-        *("rounds=52", "local-steps=10", "decay-rounds=34, 44"),
+        *("rounds=52", "local-steps=10", "schedule.decay-rounds=34, 44"),
         *("optimizer=adamw", "learning-rate=0.001", "weight-decay=0.01"),
     ],
     "digits": [
         *("task=digits", "family=cnn3", "devices=20", "devices-per-round=5", "batch-size=16", "evaluate-every=2"),
-        *("rounds=40", "local-steps=10", "learning-rate=0.05", "decay-rounds=28, 36"),
+        *("rounds=40", "local-steps=10", "learning-rate=0.05", "schedule.decay-rounds=28, 36"),
         # As many as a round has devices, and all that they hold, which was the default when the rows were recorded.
-        *("statistics-devices=5", "statistics-examples=0"),
+        *("statistics.devices=5", "statistics.examples=0"),
     ],
 }
 WIRES = ("float32", "int8", "float16")

@@ -18,7 +18,7 @@ from wildflower.messages.sums import WeightedSum, flatten
 from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.models.placement import Placement
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Inputs,

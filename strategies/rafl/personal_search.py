@@ -14,12 +14,13 @@ from wildflower.models.elastic import ElasticFamily, ElasticSpace
 from wildflower.models.family import FAMILIES
 from wildflower.models.space import Space
 from wildflower.strategies.evolution import EvolutionSearch, Picks
+from wildflower.strategies.fleet_search import find_priced
 from wildflower.strategies.method import Setup
 from wildflower.strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
 from wildflower.strategies.pricing import fits
 from wildflower.strategies.rafl.rafl_params import RaFLParams
 from wildflower.strategies.rafl.two_networks import TwoNetworks
-from wildflower.strategies.search import ExactSearch, PoolSearch, find_priced
+from wildflower.strategies.search import ExactSearch, PoolSearch
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 

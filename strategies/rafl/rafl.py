@@ -67,8 +67,8 @@ class RaFL(CandidateMethod[RaFLParams]):
             raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so leave it empty")
         if params.first == "drawn" and setup.initial:
             raise ValueError(
-                "rafl.first = 'drawn' and initial-weights: devices that draw their first weights do not begin with "
-                "given ones; set rafl.first = 'sent', or leave initial-weights out"
+                "rafl.first = 'drawn' and initial.weights: devices that draw their first weights do not begin with "
+                "given ones; set rafl.first = 'sent', or leave initial.weights out"
             )
         self.space = space_of(setup.family, params)
         pairs = measured_pairs(setup, self.space) if params.searcher == "evolution" else ([], [])

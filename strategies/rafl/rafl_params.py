@@ -58,7 +58,7 @@ class RaFLParams(Params):
     fusion: Literal["average", "ensemble"] = Field(
         "average",
         description="How knowledge networks are fused: average (a), or from there on by ensemble distillation on "
-        "public-task (b)",
+        "public.task (b)",
     )
 
     @field_validator("search_again")

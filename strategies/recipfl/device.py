@@ -13,7 +13,7 @@ from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
+from wildflower.models.network import Network
 from wildflower.strategies.method import Answer, ClientContext, Training
 from wildflower.strategies.params import Rate
 from wildflower.strategies.shared_losses import Loss, divergence

@@ -17,9 +17,9 @@ import torch
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import BlockFamily, Family
+from wildflower.models.convolutions import Conv
 from wildflower.models.layers import (
     Block,
-    Conv,
     Dropout,
     Flatten,
     GlobalPool,

@@ -99,8 +99,8 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         self.graphs = {a: graph_of(setup.family, a) for a in self.candidates}
         if setup.initial and not setup.family.freeze:
             raise ValueError(
-                "initial-weights: recipfl writes all weights itself, and takes of given ones only what `freeze` names: "
-                "freeze the parts that must stay as they are, or leave initial-weights out"
+                "initial.weights: recipfl writes all weights itself, and takes of given ones only what `freeze` names: "
+                "freeze the parts that must stay as they are, or leave initial.weights out"
             )
         self.given = setup.initial
         self.frozen = _frozen(setup)

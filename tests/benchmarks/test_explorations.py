@@ -13,6 +13,6 @@ def test_fleets_and_settings_agree(method):
     settings = tomllib.loads(STUDY.experiment.read_text())
     settings |= dict(setting.split("=", 1) for setting in STUDY.methods[method])
     counts = Fleet.load(settings["fleet"]).counts
-    assert counts["strong"] == int(settings["strong-devices"])
+    assert counts["strong"] == int(settings["strong.devices"])
     assert sum(counts.values()) == int(settings["devices"])
     assert method.startswith(STUDY.once)

@@ -17,7 +17,7 @@ from wildflower.launch.experiment_file import resolve
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
-from wildflower.strategies.model_search import layer_shares
+from wildflower.strategies.model_search_params import layer_shares
 from wildflower.strategies.pricing import fits
 from wildflower.tasks.shakespeare import SEQUENCE
 
@@ -147,7 +147,7 @@ def cells(config):
     fleet = tomllib.loads(fleet_file(config).read_text())
     assert fleet["reference"] == "100 GFLOP/s"
     (speed,) = {tuple(group["speed"]["uniform"]) for group in fleet["group"]}
-    assert (config.local_steps, config.transfer_seconds) == (0, 0)  # else these counted
+    assert (config.local_steps, config.budget.transfer_seconds) == (0, 0)  # else these counted
     found = {
         "devices": config.devices,
         "devices per round": config.devices_per_round,
@@ -161,8 +161,8 @@ def cells(config):
         "optimizer": config.optimizer,
         "learning rate": config.learning_rate,
         "weight decay": config.weight_decay,
-        "schedule": config.schedule,
-        "decay rounds": config.decay_rounds,
+        "schedule": config.schedule.kind,
+        "decay rounds": config.schedule.decay_rounds,
         "largest number of draws": search.max_draws,
         "epsilon": search.epsilon,
         "steps of distillation": distillation.steps,
@@ -174,9 +174,9 @@ def cells(config):
         "speed, of 100 GFLOP/s": speed,
     }
     if config.optimizer == "sgd":
-        found |= {"momentum": config.momentum, "decay factor": config.decay_factor}
+        found |= {"momentum": config.momentum, "decay factor": config.schedule.decay_factor}
     else:
-        found |= {"betas": config.betas}
+        found |= {"betas": config.adam.betas}
     if len(shape) == 1:
         found |= {"sequence length": shape[0]}
     else:
@@ -242,8 +242,8 @@ def reports(fleet):
 def budget(report, config):
     return budget_of(
         report,
-        memory_fraction=config.memory_fraction,
-        transfer_seconds=config.transfer_seconds or None,
+        memory_fraction=config.budget.memory_fraction,
+        transfer_seconds=config.budget.transfer_seconds or None,
         deadline_seconds=None,
     )
 

@@ -81,12 +81,12 @@ def test_other_settings_are_another_run_and_their_figures_replace_the_earlier(tm
 
 def test_what_lies_elsewhere_on_each_machine_is_no_part_of_the_digest(tmp_path):
     study = study_in(
-        tmp_path, {"a": ["strategy=fedavg", "initial-weights=<model>"], "b": []}, places={"<model>": lambda s: f"x{s}"}
+        tmp_path, {"a": ["strategy=fedavg", "initial.weights=<model>"], "b": []}, places={"<model>": lambda s: f"x{s}"}
     )
     *of_a, b = study.lacking(["a", "b"], [1, 2])[:3]
     assert [(row.overrides[1], row.seeds) for row in of_a] == [
-        ("initial-weights=x1", (1,)),
-        ("initial-weights=x2", (2,)),
+        ("initial.weights=x1", (1,)),
+        ("initial.weights=x2", (2,)),
     ]
     assert b.overrides == ()
     assert study.digest("a") == replace(study, places={"<model>": lambda _: "y"}).digest("a")

@@ -12,7 +12,8 @@ from tests.small_run import METHODS, by_method, simulated_grid, small_config
 from wildflower.cli.check import check
 from wildflower.cli.command import app
 from wildflower.launch.experiment_file import place, resolve
-from wildflower.server_app.app import run, run_folder
+from wildflower.server_app.app import run
+from wildflower.server_app.inputs import run_folder
 
 FLEET = """
 [[group]]
@@ -164,19 +165,21 @@ def test_a_full_disk_is_told_by_the_page_and_by_the_run(typed, tmp_path, monkeyp
 
 
 def test_groups_too_small_for_a_secure_sum_are_told(typed):
-    secure = ("secure-aggregation=true", "secure-minimum=3", "devices-per-round=4", "strategy=fedavg")
+    secure = ("secure-aggregation.minimum=3", "devices-per-round=4", "strategy=fedavg")
     static = "family-arguments=norm = 'static'"
     _, page = typed(*secure, static)
-    assert "secure-minimum" not in page
+    assert "secure-aggregation.minimum" not in page
     _, page = typed(*secure, static, "fedavg.use=affordable")
-    assert "secure-minimum = 3: only 2 devices can get the model of 94,410 parameters" in page
+    assert "secure-aggregation.minimum = 3: only 2 devices can get the model of 94,410 parameters" in page
 
 
 def test_sums_of_a_single_block_are_warned_of_where_devices_are_real(typed):
-    secure = ("secure-aggregation=true", "strategy=fedavg", "family=mlp", "devices=20", "secure-minimum=5")
+    secure = ("strategy=fedavg", "family=mlp", "devices=20", "secure-aggregation.minimum=5")
     code, page = typed(*secure, "fleet=", "devices-per-round=9")
     assert code == 0
-    assert "secure-minimum = 5 with devices-per-round = 9: the devices of a round are a single block." in page
+    assert (
+        "secure-aggregation.minimum = 5 with devices-per-round = 9: the devices of a round are a single block." in page
+    )
     _, page = typed(*secure, "fleet=", "devices-per-round=10")
     assert "a single block" not in page
 
@@ -202,7 +205,7 @@ def test_real_devices_are_left_to_be_asked(typed):
 
 
 def test_what_a_private_run_costs_is_shown(typed):
-    _, page = typed("strategy=fedavg", "dp-noise-multiplier=1.0", "family-arguments=norm = 'static'")
+    _, page = typed("strategy=fedavg", "dp.noise-multiplier=1.0", "family-arguments=norm = 'static'")
     assert "Privacy the run costs epsilon" in page
     assert "with delta 1e-05" in page
 

@@ -19,7 +19,7 @@ def invoke(*arguments: str | Path, columns: int = 200) -> Result:
 
 
 def a_run(run_dir: Path, accuracy: float, seed: int = 1, *, finished: bool = False) -> Path:
-    config = {"strategy": "heterofl", "task": "digits", "seed": seed, "run-name": run_dir.name}
+    config = {"strategy": "heterofl", "task": "digits", "fleet": "pis", "seed": seed, "run-name": run_dir.name}
     journal = Journal.open(run_dir, config, resume=False)
     journal.write_round(
         {

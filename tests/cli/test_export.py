@@ -409,12 +409,6 @@ def test_a_model_that_has_diverged_is_not_exported_and_predicts_nothing(digits_r
         predict(digits_run[0], tmp_path)
 
 
-def test_an_export_of_an_earlier_version_has_its_facts_in_another_file(digits_run, tmp_path):
-    path = export(digits_run[0], out=tmp_path / "model.pt2")
-    facts_path(path).rename(tmp_path / "model.json")
-    assert read_program(path)[1].task == "digits"
-
-
 @pytest.mark.thorough
 def test_the_command(digits_run, tmp_path):
     def invoke(*arguments):

@@ -91,7 +91,7 @@ def test_time_binds_and_the_slow_get_less(tmp_path):
     free = tiers(make_plan(unequal(tmp_path, **{"local-steps": 0})))
     assert free["slow"].seconds > free["quick"].seconds
     limit = round(free["quick"].seconds * 1.05, 6)
-    plan = make_plan(unequal(tmp_path, **{"local-steps": 0, "round-seconds": limit}))
+    plan = make_plan(unequal(tmp_path, **{"local-steps": 0, "budget.round-seconds": limit}))
     bound = tiers(plan)
     assert bound["quick"] == free["quick"]
     assert 0 < bound["slow"].parameters < free["slow"].parameters
@@ -103,13 +103,13 @@ def test_time_binds_and_the_slow_get_less(tmp_path):
 
 
 def test_too_short_a_time_leaves_devices_out(tmp_path):
-    plan = make_plan(unequal(tmp_path, **{"round-seconds": 1e-6}))
+    plan = make_plan(unequal(tmp_path, **{"budget.round-seconds": 1e-6}))
     assert len(plan.left_out) == 6
-    assert any("a larger round-seconds than 1e-06" in text for text in plan.warnings)
+    assert any("a larger budget.round-seconds than 1e-06" in text for text in plan.warnings)
 
 
 def test_the_run_does_what_the_plan_says(tmp_path):
-    config = unequal(tmp_path, **{"round-seconds": 0.05, "local-steps": 2, "rounds": 3})
+    config = unequal(tmp_path, **{"budget.round-seconds": 0.05, "local-steps": 2, "rounds": 3})
     planned = {device.device: device for device in make_plan(config).devices}
     assert len({device.parameters for device in planned.values()}) == 3
     for record in read_devices(run(simulated_grid(), config)):
@@ -142,7 +142,7 @@ def test_a_link_that_carries_nothing_never_ends_a_round(tmp_path):
     traces = 'down_trace = "still.csv"\nup_trace = "still.csv"\nspeed = 1.0'
     still = UNEQUAL.replace('link = "8 Mbit/s"\nspeed = 0.05', traces)
     (tmp_path / "still.toml").write_text(still)
-    keys = {"fleet": str(tmp_path / "still.toml"), "below-smallest": "smallest", "transfer-seconds": 1.0}
+    keys = {"fleet": str(tmp_path / "still.toml"), "below-smallest": "smallest", "budget.transfer-seconds": 1.0}
     plan = make_plan(small_config(tmp_path, **keys))
     assert math.isinf(tiers(plan)["slow"].seconds)
     assert any("Tier slow has devices with a link that carries nothing now" in text for text in plan.warnings)
@@ -174,15 +174,19 @@ def test_all_alike_is_told(tmp_path):
     ("settings", "exceeds", "words"),
     [
         # This LeNet-5 has 21,430 parameters, 85.7 kB: 0.086 s of a link of 8 Mbit/s.
-        ({"transfer-seconds": 0.05}, ("link",), " kB up are more than its link may carry. strategy"),
-        ({"round-seconds": 0.1}, ("time",), "where round-seconds = 0.1. strategy = 'fedavg' with below-smallest"),
-        ({"memory-fraction": 0.0005}, ("memory",), "of memory where 500 kB may be used. strategy"),
+        ({"budget.transfer-seconds": 0.05}, ("link",), " kB up are more than its link may carry. strategy"),
         (
-            {"memory-fraction": 0.0005, "transfer-seconds": 0.05},
+            {"budget.round-seconds": 0.1},
+            ("time",),
+            "where budget.round-seconds = 0.1. strategy = 'fedavg' with below-smallest",
+        ),
+        ({"budget.memory-fraction": 0.0005}, ("memory",), "of memory where 500 kB may be used. strategy"),
+        (
+            {"budget.memory-fraction": 0.0005, "budget.transfer-seconds": 0.05},
             ("memory", "link"),
             "of memory where 500 kB may be used, and 85.",
         ),
-        ({"transfer-seconds": 0.2, "round-seconds": 3600}, (), None),
+        ({"budget.transfer-seconds": 0.2, "budget.round-seconds": 3600}, (), None),
     ],
 )
 def test_a_model_beyond_any_limit_is_told(settings, exceeds, words, tmp_path):
@@ -194,8 +198,8 @@ def test_a_model_beyond_any_limit_is_told(settings, exceeds, words, tmp_path):
 
 
 def test_keys_that_nothing_reads_are_told(tmp_path):
-    first, *_ = make_plan(unequal(tmp_path, **{"decay-factor": 0.5})).warnings
-    assert first == "Keys that this run does not read: decay-factor = 0.5 (read with decay-rounds)"
+    first, *_ = make_plan(unequal(tmp_path, **{"schedule.decay-factor": 0.5})).warnings
+    assert first == "Keys that this run does not read: schedule.decay-factor = 0.5 (read with schedule.decay-rounds)"
 
 
 LEVELS = """

@@ -209,13 +209,13 @@ def test_a_disk_that_fills_up_meanwhile_is_told_without_a_traceback(experiment, 
         ("learning-rates=head = 10", "learning-rates = 'head = 10': all parts of a supernet are trained with"),
         ("layout=channels-last", "layout = 'channels-last': images lie contiguous in a supernet's training"),
         ("micro-batch-size=2", "micro-batch-size = 2: a supernet is trained over whole batches"),
-        ("decay-rounds=3", "falls along a cosine: leave it empty"),
-        ("initial-weights=w.pth", "initial-weights = 'w.pth': the first weights of a supernet's training are those of"),
-        ("initial-names='a' = 'b'", "the file of --initial has torchvision's names or the family's own"),
+        ("schedule.decay-rounds=3", "falls along a cosine: leave it empty"),
+        ("initial.weights=w.pth", "initial.weights = 'w.pth': the first weights of a supernet's training are those of"),
+        ("initial.names='a' = 'b'", "the file of --initial has torchvision's names or the family's own"),
     ],
 )
 def test_keys_that_this_training_lacks_are_refused(key, message, experiment, tmp_path):
-    first = ["--set", "initial-weights=w.pth"] if key.startswith("initial-names") else []
+    first = ["--set", "initial.weights=w.pth"] if key.startswith("initial.names") else []
     sets = [*first, "--set", key, "--set", "optimizer=adam"]
     result = invoke(experiment, "--output", tmp_path / "x.safetensors", "--steps", 0, *sets)
     assert result.exit_code == 1

@@ -17,7 +17,7 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining
 from wildflower.messages.tensor_sets import digest
 from wildflower.models.cnn import Cnn3
-from wildflower.models.layers import MeanOfExits
+from wildflower.models.network import MeanOfExits
 from wildflower.strategies.depthfl import MutualLearningOfExits
 from wildflower.strategies.local import TrainingAlone
 from wildflower.strategies.method import Training

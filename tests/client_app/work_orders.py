@@ -21,8 +21,8 @@ from wildflower.messages.tensor_sets import TensorSet, digest
 from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.layers import Network
 from wildflower.models.lenet import LeNet5
+from wildflower.models.network import Network
 from wildflower.strategies.method import ClientStep, Training, client_step_of
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.task import Task, TaskSpec, load_task

@@ -42,8 +42,8 @@ QUICK = (
     "learning-rate=0.02",
     "strategy=fedavg",
     "fedavg.use=all-small",
-    "transfer-seconds=0",
-    "memory-fraction=0.5",
+    "budget.transfer-seconds=0",
+    "budget.memory-fraction=0.5",
     "evaluate-tiers=false",
 )
 RETRYING = "Connection attempt failed, retrying"  # what Flower says in a node whose server does not answer
@@ -534,8 +534,8 @@ def test_devices_out_of_memory_lose_their_work_and_get_smaller_models(deployment
     settings = (
         "rounds=100",
         "evaluate-every=100",
-        "memory-fraction=0.25",
-        "transfer-seconds=0",
+        "budget.memory-fraction=0.25",
+        "budget.transfer-seconds=0",
         "deadline-seconds=200",
     )
     process = deployment.start_run("memory", *settings, "batch-size=128", "local-steps=10")

@@ -208,7 +208,7 @@ def test_the_server_sees_sums_only_and_the_model_has_the_same_bits(tmp_path):
         deployment.start_superlink()
         for device in range(3):
             deployment.start_node(device, of=3)
-        secure = {"secure-aggregation": "true", "secure-minimum": "3", "rounds": "2", "output-dir": str(tmp_path)}
+        secure = {"secure-aggregation.minimum": "3", "rounds": "2", "output-dir": str(tmp_path)}
         settings = [part for key, value in secure.items() for part in ("--set", f"{key}={value}")]
         process = deployment.run(str(tmp_path / "experiment.toml"), *settings)
         lines = list(said(process))

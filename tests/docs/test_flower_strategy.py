@@ -7,7 +7,8 @@ from flwr.app import Context, RecordDict
 
 from tests.small_run import same_bits, simulated_grid, small_config
 from wildflower.server_app import checkpoint
-from wildflower.server_app.app import run, run_folder
+from wildflower.server_app.app import run
+from wildflower.server_app.inputs import run_folder
 
 PAGE = (Path(__file__).parents[2] / "docs/flower.md").read_text()
 SERVER_APP, RESUMED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from wildflower.models.cost import cost, inference_macs
+from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
+from wildflower.models.training_step import inference_macs
 from wildflower.strategies.evolution import EvolutionParams
 
 torch.set_num_threads(1)

@@ -18,7 +18,8 @@ from wildflower.client_app.app import app as client
 from wildflower.launch.experiment_file import place, resolve
 from wildflower.server_app.app import run
 from wildflower.server_app.run_folder import read_rounds
-from wildflower.tasks.task import TASKS, TaskSpec, describe
+from wildflower.tasks.inspection import describe
+from wildflower.tasks.task import TASKS, TaskSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-devices.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

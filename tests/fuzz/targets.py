@@ -67,7 +67,8 @@ from wildflower.server_app.run_folder import JournalError, read_config, read_dev
 from wildflower.strategies.method import LEADING, Order, State, client_step_of
 from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.submodel import initial_weights
-from wildflower.tasks.device_data import Agreed, Declared, Summary, agree
+from wildflower.tasks.agreement import Declared, agree
+from wildflower.tasks.device_data import Agreed, Summary
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,8 @@ def reports() -> Target:
 
 def key_answers(folder: Path) -> Target:
     """What a device answers about its keys, shares that it seals, the sum, and those that it reveals: one of four."""
-    keys = {"fleet": "", "strategy": "fedavg", "devices": 4, "devices-per-round": 4, "secure-minimum": 3}
-    engine, _ = started(small_config(folder, **keys | {"secure-aggregation": True}))
+    keys = {"fleet": "", "strategy": "fedavg", "devices": 4, "devices-per-round": 4}
+    engine, _ = started(small_config(folder, **keys | {"secure-aggregation.minimum": 3}))
     local, full, everybody = MaskedTraining(weighting="uniform"), FAMILY.full(), [0, 1, 2, 3]
     price = cost(FAMILY, full, batch_size=4, optimizer="sgd")
     orders = [

@@ -9,8 +9,8 @@ from typing import IO
 from tests.server_app import fake_runs
 from wildflower.devices.fleet import Fleet
 from wildflower.launch.experiment_file import beside, place, resolve
-from wildflower.server_app.app import fleet_path, task_spec
 from wildflower.server_app.config import digests_of
+from wildflower.server_app.inputs import fleet_path, task_spec
 from wildflower.server_app.journal import Journal
 from wildflower.tasks.task import load_task
 

@@ -17,8 +17,9 @@ from flwr.cli.build import build_fab_from_disk
 from rich.console import Console
 
 from tests.programs import run_python
+from wildflower.launch.app_log import last_traceback
 from wildflower.launch.bundle import make_bundle
-from wildflower.launch.experiment import last_traceback, run_experiment
+from wildflower.launch.experiment import run_experiment
 from wildflower.launch.experiment_file import SettingsError, beside, place, resolve
 from wildflower.plugins.beside import digests, files_of, look_for, looked_for_beside
 from wildflower.plugins.reference import PluginError, class_of

@@ -64,7 +64,7 @@ def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) ->
 @pytest.mark.thorough
 def test_what_is_found_while_a_run_is_built_is_told_before_its_rounds_and_once(tmp_path):
     torch.save({"block1.conv.bias": torch.zeros(6)}, tmp_path / "part.pth")
-    settings = ("rounds=1", "family=lenet5", f"initial-weights={tmp_path / 'part.pth'}")
+    settings = ("rounds=1", "family=lenet5", f"initial.weights={tmp_path / 'part.pth'}")
     process = start(write_experiment(tmp_path, "local"), *settings)
     said = process.communicate()[0]
     assert process.returncode == 0, said

@@ -18,21 +18,11 @@ from rich.console import Console
 from tests.server_app import fake_runs
 from wildflower.devices.fleet import Fleet, bundled_fleet
 from wildflower.launch import superlink
-from wildflower.launch.experiment import (
-    Deployment,
-    Lines,
-    check_buildable,
-    find_app,
-    last_traceback,
-    log_since,
-    progress,
-    run_experiment,
-    seconds_left,
-    simulation,
-    waiting_text,
-    warnings_text,
-)
+from wildflower.launch.app_log import last_traceback, log_since, waiting_text, warnings_text
+from wildflower.launch.before import Deployment, check_buildable
+from wildflower.launch.experiment import find_app, run_experiment, simulation
 from wildflower.launch.experiment_file import SettingsError, place, resolve
+from wildflower.launch.showing import Lines, progress, seconds_left
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import COMMAND_LOCK, alone_in, is_held
 from wildflower.server_app.run_records import RoundRecord, Summary
@@ -268,7 +258,7 @@ def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_r
             os.kill(int(world.pids.read_text().split()[-1]), signal.SIGKILL)
         return held
 
-    monkeypatch.setattr("wildflower.launch.experiment.is_held", kill_once_seen)
+    monkeypatch.setattr("wildflower.launch.following.is_held", kill_once_seen)
     code, text = world.run("server dies", "rounds=5")
     assert time.monotonic() - looks[0] < 10
     assert code == 1
@@ -287,14 +277,14 @@ def test_a_run_that_has_ended_is_told_although_flower_cannot_store_it(world, mon
     monkeypatch.setenv("FAKE_SUMMARY", ended.model_dump_json())
     monkeypatch.setenv("FAKE_STREAM", stream)
     monkeypatch.setenv("FAKE_SEEN", str(seen))
-    monkeypatch.setattr("wildflower.launch.experiment.LOG_SECONDS", 0.5)
+    monkeypatch.setattr("wildflower.launch.following.LOG_SECONDS", 0.5)
 
     def look(run_dir):
         if held := is_held(run_dir):
             seen.touch()
         return held
 
-    monkeypatch.setattr("wildflower.launch.experiment.is_held", look)
+    monkeypatch.setattr("wildflower.launch.following.is_held", look)
     code, text = world.run("superlink is full")
     assert code == (1 if status == "failed" else 0), text
     assert ("The run failed. The disk is full: go on with --set resume=true\n" in text) == (status == "failed")
@@ -411,9 +401,9 @@ def test_a_run_that_another_command_has_begun_is_not_begun_again(world):
 def test_a_run_that_another_command_begins_meanwhile_is_not_begun_again(world, monkeypatch):
     held = ExitStack()
 
-    def other_begins(config):
+    def other_begins(config, hooks):
         held.enter_context(alone_in(world.run_dir))
-        return check_buildable(config)
+        return check_buildable(config, hooks)
 
     monkeypatch.setattr("wildflower.launch.experiment.check_buildable", other_begins)
     with held:
@@ -428,7 +418,7 @@ def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, mon
     """The other one has not started its server yet, or has ended its run, while this one was built."""
     held = ExitStack()
 
-    def other_begins(config):
+    def other_begins(config, hooks):
         if ended:
             journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
             for number in (1, 2):
@@ -436,7 +426,7 @@ def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, mon
             journal.finish("finished")
         else:
             held.enter_context(alone_in(world.run_dir, COMMAND_LOCK))
-        return check_buildable(config)
+        return check_buildable(config, hooks)
 
     monkeypatch.setattr("wildflower.launch.experiment.check_buildable", other_begins)
     with held:
@@ -591,7 +581,7 @@ def test_no_traceback_in_a_log(tmp_path):
 
 
 def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypatch):
-    monkeypatch.setattr("wildflower.launch.experiment.MAX_WARNINGS", 2)
+    monkeypatch.setattr("wildflower.launch.app_log.MAX_WARNINGS", 2)
     already = "Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5"
     log = (
         "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"

@@ -45,9 +45,9 @@ def test_file_and_set_lie_over_the_defaults_with_their_sources(tmp_path):
 
 
 def test_a_list_is_taken_from_a_file_and_from_the_command(tmp_path):
-    path = experiment(tmp_path, "widths = [1, 0.5]\ndecay-rounds = [3, 5]\n")
+    path = experiment(tmp_path, "widths = [1, 0.5]\nschedule.decay-rounds = [3, 5]\n")
     assert resolve(path, []).config.widths == (1.0, 0.5)
-    assert resolve(path, []).config.decay_rounds == (3.0, 5.0)
+    assert resolve(path, []).config.schedule.decay_rounds == (3.0, 5.0)
     assert resolve(None, ["widths=[1,0.25]"]).config.widths == (1.0, 0.25)
 
 

@@ -299,7 +299,7 @@ def test_a_folder_with_runs_over_another_fleet_is_refused(folder, runs):
     [
         ('fleet = "{folder}/none.toml"', "none.toml"),
         ('fleet = "{folder}/mine.toml"\ndevices = 17', "add up to 20, and devices = 17"),
-        ('initial-weights = "{folder}/none.pth"', "row wrong: there is no file or folder"),
+        ('initial.weights = "{folder}/none.pth"', "row wrong: there is no file or folder"),
         ('fleet = ""', "row wrong: fleet = '': devices are simulated here and need a fleet"),
     ],
 )

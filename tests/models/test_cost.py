@@ -6,10 +6,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from wildflower.models import layers
-from wildflower.models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, _Step, cost
+from wildflower.models import max_pool, network
+from wildflower.models.convolutions import Conv
+from wildflower.models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, cost
 from wildflower.models.family import make_family
-from wildflower.models.layers import Block, Channels, Conv, Flatten, Linear, Relu
+from wildflower.models.layers import Block, Channels, Flatten, Linear, Relu
+from wildflower.models.training_step import Step
 
 torch.set_num_threads(1)
 
@@ -170,8 +172,8 @@ TOLERANCE = 0.03 if torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     ids=str,
 )
 def test_peak_is_what_pytorch_allocates(monkeypatch, spec, batch_size, optimizer):
-    monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # the price is of PyTorch's pools, behind the ReLUs
-    monkeypatch.setattr(layers, "_pools_first", list)
+    monkeypatch.setattr(max_pool, "LEAST_BY_SLICES", 10**12)  # the price is of PyTorch's pools, behind the ReLUs
+    monkeypatch.setattr(network, "_pools_first", list)
     family = make_family(spec)
     for arch in architectures(family):
         predicted = cost(family, arch, batch_size=batch_size, optimizer=optimizer).peak_training_memory_bytes
@@ -181,12 +183,12 @@ def test_peak_is_what_pytorch_allocates(monkeypatch, spec, batch_size, optimizer
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("least_by_slices", [layers.LEAST_BY_SLICES, 10**12])
+@pytest.mark.parametrize("least_by_slices", [max_pool.LEAST_BY_SLICES, 10**12])
 @pytest.mark.parametrize(
     "spec", [spec for spec in SPECS if spec["name"] in ("cnn3", "cnn10", "pfl-cnn", "vgg")], ids=str
 )
 def test_pools_before_relus_and_by_slices_take_no_more_than_the_price(monkeypatch, spec, least_by_slices):
-    monkeypatch.setattr(layers, "LEAST_BY_SLICES", least_by_slices)
+    monkeypatch.setattr(max_pool, "LEAST_BY_SLICES", least_by_slices)
     family = make_family(spec)
     for arch in architectures(family):
         predicted = cost(family, arch, batch_size=32, optimizer="sgd").peak_training_memory_bytes
@@ -211,11 +213,11 @@ def test_pools_by_slices_take_less_than_the_price(exits):
 @pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_activations_are_those_that_autograd_saves(monkeypatch, spec):
-    monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # slices save no places of the maxima
-    monkeypatch.setattr(layers, "_pools_first", list)  # and a ReLU behind a pool saves what the pool returns
+    monkeypatch.setattr(max_pool, "LEAST_BY_SLICES", 10**12)  # slices save no places of the maxima
+    monkeypatch.setattr(network, "_pools_first", list)  # and a ReLU behind a pool saves what the pool returns
     family = make_family(spec)
     for arch in architectures(family):
-        step = _Step(4)
+        step = Step(4)
         shape, x = family.input_shape, step._allocate(0)
         *body, head = family.blocks(arch)
         for block in body:
@@ -234,7 +236,7 @@ def test_one_linear_layer_by_hand():
     # Batch 2 of 3x1x1 images: 2 x 3 floats and two labels of 8 bytes are 40 bytes.
     features, hidden, classes = Channels("input", 3, 3), Channels("a", 4, 4), Channels("classes", 2, 2)
     layers = (Flatten(), Linear("one", features, hidden), Relu(), Linear("two", hidden, classes))
-    step = _Step(2)
+    step = Step(2)
     step.run([Block("only", layers)], (3, 1, 1), 2)
     assert step.batch_bytes == 40
     assert step.parameters == (3 * 4 + 4) + (4 * 2 + 2)
@@ -258,7 +260,7 @@ def test_an_early_exit_by_hand():
         Block("two", (Linear("linear", a, b),)),
         Block("head", (Linear("linear", b, classes),)),
     ]
-    step = _Step(2)
+    step = Step(2)
     step.run(blocks, (3,), 2)
     assert step.batch_bytes == 40
     assert step.parameters == (12 + 4) + (8 + 2) + (20 + 5) + (10 + 2)
@@ -320,7 +322,7 @@ def test_few_channels_need_no_copy_of_the_input():
     wide = Channels("input", 16, 16)
     peaks = []
     for inputs in (one, wide):
-        step = _Step(4)
+        step = Step(4)
         step._forward((Conv("conv", inputs, many, kernel=3, padding=1),), step._allocate(0), (inputs.kept, 8, 8))
         peaks.append(step.peak_bytes)
     # 4 x 16 x 8 x 8 floats of 4 bytes are 16,384 bytes. Result and its blocked copy, against input, weight and result.

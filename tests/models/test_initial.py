@@ -49,7 +49,7 @@ def test_weights_of_another_architecture_are_refused_though_some_names_are_equal
     words = (
         r"bert\.safetensors is of another architecture than encoder: of the model's 36 tensors that are no heads it "
         r"has 4, and lacks transformer\.layer\.0\.attention\.q_lin\.weight, .*of its own 37 tensors the model has 4, "
-        r"and lacks embeddings\.token_type_embeddings\.weight, .*map them by initial-names"
+        r"and lacks embeddings\.token_type_embeddings\.weight, .*map them by initial.names"
     )
     with pytest.raises(ValueError, match=words):
         load_initial(tmp_path / "bert.safetensors", encoder(kind="distilbert"), {"classifier": False})
@@ -108,7 +108,7 @@ def test_a_table_maps_names_by_their_dotted_parts(tmp_path):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"haed": False}, "initial-names has 'haed', and no tensor or part of one is called so; did you mean 'head'"),
+        ({"haed": False}, "initial.names has 'haed', and no tensor or part of one is called so; did you mean 'head'"),
         ({"head": "end", "end.0": "out", "blok1": "stem"}, "'end.0', and no tensor"),
         ({"zzzz": "stem"}, "it has block1.conv.bias, "),
     ],
@@ -200,7 +200,7 @@ def test_who_takes_one_tensor_by_name_gets_no_others_for_their_prefix(tmp_path):
 def test_two_tensors_that_differ_by_a_prefix_are_told(tmp_path):
     averages = {f"ema.{name}": torch.ones_like(tensor) for name, tensor in WEIGHTS.items()}
     save_file({FIRST: WEIGHTS[FIRST], **averages}, tmp_path / "two.safetensors")
-    with pytest.raises(ValueError, match=rf"has {FIRST} and ema\.{FIRST}: initial-names = .'ema' = false. leaves out"):
+    with pytest.raises(ValueError, match=rf"has {FIRST} and ema\.{FIRST}: initial.names = .'ema' = false. leaves out"):
         load_initial(tmp_path / "two.safetensors", FAMILY)
     found = load_initial(tmp_path / "two.safetensors", FAMILY, {"ema": False})
     assert set(found.tensors) == {FIRST}

@@ -6,21 +6,11 @@ from torch import nn
 
 from wildflower.models.cnn import Cnn3, Cnn10
 from wildflower.models.family import make_family
-from wildflower.models.layers import (
-    LEAST_BY_SLICES,
-    BatchNorm,
-    Block,
-    Halve,
-    HalvingMaxPool,
-    MaxOfFour,
-    Pool,
-    Relu,
-    Scaler,
-    fold_norms,
-    pool_by_slices,
-)
+from wildflower.models.layers import BatchNorm, Block, Halve, Pool, Relu, Scaler
 from wildflower.models.lenet import LeNet5
+from wildflower.models.max_pool import LEAST_BY_SLICES, HalvingMaxPool, MaxOfFour
 from wildflower.models.mobilenet import MobileNetV2
+from wildflower.models.network import BlockModule, fold_norms, pool_by_slices
 from wildflower.strategies.supernet_training import calibrated
 
 SHAPE = (1, 28, 28)
@@ -163,7 +153,7 @@ def test_a_pool_that_trains_has_pytorchs_bits(shape, layout, by_slices, ties):
 )
 def test_a_block_pools_before_its_relu_and_keeps_pytorchs_bits_in_training(pool, pytorchs, shape, layout, ties):
     """The results and the gradients, also where all of a window are negative and where some are equal."""
-    block = Block("block", (Relu(), pool)).build()
+    block = BlockModule(Block("block", (Relu(), pool)))
     assert [type(block.get_submodule(name)) for name in block.order] == [type(pool.build()), nn.ReLU]
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).contiguous(memory_format=layout)
     if ties:
@@ -181,7 +171,7 @@ def test_a_block_pools_before_its_relu_and_keeps_pytorchs_bits_in_training(pool,
 @pytest.mark.parametrize("pool", [Pool("average"), Pool("max", dimensions=1)])
 def test_a_relu_stays_before_a_mean_and_before_a_pool_over_signals(pool):
     """The mean of some ReLUs is not the ReLU of their mean."""
-    block = Block("block", (Relu(), pool)).build()
+    block = BlockModule(Block("block", (Relu(), pool)))
     assert [type(block.get_submodule(name)) for name in block.order] == [nn.ReLU, type(pool.build())]
 
 

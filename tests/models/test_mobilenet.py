@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from wildflower.models.cost import cost, inference_macs
+from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace, divisible
 from wildflower.models.family import make_family
 from wildflower.models.mobilenet import MobileNetV2, MobileNetV3, placed
 from wildflower.models.ofa_resnet import OfaResNet50
+from wildflower.models.training_step import inference_macs
 
 torch.set_num_threads(1)
 

@@ -4,9 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wildflower.models.convolutions import Conv
 from wildflower.models.cost import OPTIMIZERS, cost
 from wildflower.models.family import FAMILIES, make_family
-from wildflower.models.layers import Block, Channels, Conv, Flatten, Linear, Relu
+from wildflower.models.layers import Block, Channels, Flatten, Linear, Relu
 from wildflower.models.profile import Frame, Piece, Total, pieces, profile, total
 
 torch.set_num_threads(1)

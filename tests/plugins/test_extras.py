@@ -22,7 +22,8 @@ from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
 from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_text
 from wildflower.server_app import app, pages
-from wildflower.server_app.compare import Group, _gap
+from wildflower.server_app.advice import _gap
+from wildflower.server_app.compared_runs import Group
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.run_records import Summary
@@ -56,7 +57,7 @@ LOOKED_BEFORE = {
     ("wildflower/tasks/hub.py", "datasets"),
     ("wildflower/tasks/hub.py", "huggingface_hub"),
     ("wildflower/tasks/hub.py", "pyarrow"),
-    ("wildflower/launch/experiment.py", "IPython"),  # only in a notebook, where it is
+    ("wildflower/launch/showing.py", "IPython"),  # only in a notebook, where it is
 }
 
 
@@ -115,7 +116,7 @@ USES = {
         lambda _: text_of(lambda: EncoderNetwork(None, 8, 2, 8, 1)),
     ],
     "seqeval": [lambda _: text_of(lambda: EntityF1(("O",)).sums(torch.zeros(1, 1, 1), torch.zeros(1, 1).long()))],
-    "opacus": [lambda folder: told(folder, "dp-epsilon=3.25", "strategy=fedavg")],
+    "opacus": [lambda folder: told(folder, "dp.epsilon=3.25", "strategy=fedavg")],
     "onnxscript": [lambda _: text_of(lambda: export._onnx(None, None))],
     "onnxruntime": [lambda folder: text_of(lambda: export._read_onnx(folder / "model.onnx", None))],
     "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],

@@ -187,7 +187,7 @@ def test_a_device_without_a_link_is_skipped(tmp_path):
         '[[group]]\nname = "linked"\ncount = 3\nmemory = "1 GB"\nlink = "8 Mbit/s"\n'
     )
     keys = {"fleet": str(tmp_path / "deaf.toml"), "devices-per-round": 6}
-    for more, word in (({}, "late"), ({"transfer-seconds": 60.0}, "skipped")):
+    for more, word in (({}, "late"), ({"budget.transfer-seconds": 60.0}, "skipped")):
         engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"] | keys | more))
         result = engine.run_round(simulated_grid(2), 1, scorer)
         found = {d["device"]: d["outcome"].split(":")[0] for d in result.devices}
@@ -258,8 +258,8 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
         fleet="five-memories",
         devices=40,
         devices_per_round=per_round,
-        statistics_devices=key,
-        statistics_examples=7,
+        statistics__devices=key,
+        statistics__examples=7,
         evaluate_every=1,
         evaluate_tiers=False,
         rounds=1,
@@ -278,7 +278,7 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
     monkeypatch.setattr(engine.evaluation, "_statistics", seen)
     engine.run_round(simulated_grid(), 1, scorer)
     assert found == [asked]
-    assert engine.settings.statistics_examples == config.statistics_examples == 7
+    assert engine.settings.statistics_examples == config.statistics.examples == 7
 
 
 def test_a_reply_lets_go_of_its_arrays_before_it_is_merged(tmp_path, monkeypatch):

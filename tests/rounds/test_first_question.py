@@ -110,7 +110,8 @@ def test_who_gives_no_answer_does_not_train_and_is_asked_again(code, outcome, tm
 def test_a_round_waits_for_a_silent_device_once(tmp_path, monkeypatch):
     clock = FakeTime()
     monkeypatch.setattr("wildflower.rounds.exchange.time", clock)
-    monkeypatch.setattr("wildflower.rounds.population.time", clock)
+    for module in ("population", "connected_devices"):
+        monkeypatch.setattr(f"wildflower.rounds.{module}.time", clock)
     keys = {"fleet": "", "devices": 3, "devices-per-round": 3, "deadline-seconds": 30.0}
     engine, scorer = recipfl(tmp_path, **keys)
     grid = connected_grid(3, tmp_path)

@@ -85,7 +85,7 @@ def test_a_run_goes_on_in_flowers_loop_where_it_ended(method, tmp_path):
 
 
 def test_personal_accuracy_and_a_methods_own_figures_are_there(tmp_path):
-    changes = {"personal-every": 2, "test-fraction": 0.2, "distillation.steps": 1, "distillation.batch-size": 2}
+    changes = {"personal.every": 2, "test-fraction": 0.2, "distillation.steps": 1, "distillation.batch-size": 2}
     changes |= {"distillation.students": "with-smallest"}
     engine, scorer = started(config(tmp_path, "heterofl", **changes))
     strategy = FlowerStrategy(engine, scorer)

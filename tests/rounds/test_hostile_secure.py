@@ -31,8 +31,7 @@ TEN = {
     "family": "mlp",
     "family-arguments": "hidden = [4]",
     "examples-per-device": 12,
-    "secure-aggregation": True,
-    "secure-minimum": 5,
+    "secure-aggregation.minimum": 5,
     "evaluate-every": 100,
     "rounds": 100,
 }
@@ -65,7 +64,9 @@ class Ran:
 def run(folder: Path, grid: InProcessGrid, rounds: int, **keys: Any) -> Ran:
     """The first rounds of a run of ten devices."""
     folder.mkdir(exist_ok=True)
-    engine, scorer = started(small_config(folder, **TEN | {key.replace("_", "-"): v for key, v in keys.items()}))
+    engine, scorer = started(
+        small_config(folder, **TEN | {key.replace("__", ".").replace("_", "-"): v for key, v in keys.items()})
+    )
     engine.start()
     ran = Ran(engine)
     ran.models.append(engine.state().tensors)

@@ -13,9 +13,9 @@ from wildflower.messages.orders import Batch, EvaluationBatch
 from wildflower.messages.wire import from_records
 from wildflower.rounds.budgets import MESSAGE_COPIES
 from wildflower.rounds.population import OVERRUN_FACTOR, RECOVERY
-from wildflower.strategies.wildflower import sizes_between
+from wildflower.strategies.level_options import sizes_between
 
-HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction": 1.0}
+HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "budget.memory-fraction": 1.0}
 
 
 def device_with(monkeypatch, free_bytes, **fields):
@@ -58,7 +58,7 @@ def test_a_model_and_its_message_must_fit_together(width, tmp_path, monkeypatch)
 
 
 def test_personal_evaluation_leaves_room_for_the_message_too(tmp_path, monkeypatch):
-    keys = HARDWARE | {"personal-every": 1, "test-fraction": 0.25}
+    keys = HARDWARE | {"personal.every": 1, "test-fraction": 0.25}
     engine, _ = started(small_config(tmp_path, **keys))
     needed = costs(engine)
     device_with(monkeypatch, with_message(needed[1.0]) - 1)
@@ -120,7 +120,7 @@ def test_a_budget_is_looked_for_without_a_trace(method, tmp_path, monkeypatch):
 
 
 def test_who_gets_what_it_cannot_afford_is_told_once_a_round(tmp_path, monkeypatch, caplog):
-    keys = HARDWARE | {"strategy": "heterofl", "below-smallest": "smallest", "personal-every": 1, "test-fraction": 0.25}
+    keys = HARDWARE | {"strategy": "heterofl", "below-smallest": "smallest", "personal.every": 1, "test-fraction": 0.25}
     engine, scorer = started(small_config(tmp_path, **keys))
     device_with(monkeypatch, with_message(costs(engine)[0.25]) - 1)
     with caplog.at_level(logging.WARNING, "flwr"):

@@ -20,16 +20,17 @@ from wildflower.messages.orders import DataAnswer, Score, parse
 from wildflower.messages.packing import MessageError
 from wildflower.messages.wire import to_records
 from wildflower.rounds.scores import federated_score
-from wildflower.server_app.app import build, run, task_spec
+from wildflower.server_app.app import build, run
 from wildflower.server_app.checkpoint import load as load_checkpoint
 from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.inputs import task_spec
 from wildflower.server_app.models import ModelError, load_model
 from wildflower.server_app.own_agreement import agree_with_nodes, read_agreed
 from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from wildflower.strategies.statistics import TakeStatistics
 from wildflower.tasks.device_data import Agreed
+from wildflower.tasks.inspection import server_test
 from wildflower.tasks.metrics import Accuracy
-from wildflower.tasks.task import server_test
 
 DEVICES = 4
 
@@ -51,7 +52,9 @@ def own_config(folder, **changes):
         "test-fraction": 0.2,
         "seed": 3,
     }
-    return RunConfig.from_run_config(values | {key.replace("_", "-"): value for key, value in changes.items()})
+    return RunConfig.from_run_config(
+        values | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    )
 
 
 def nodes_over(folder, devices=DEVICES, **configs):
@@ -288,7 +291,7 @@ def test_no_message_of_a_node_holds_an_example(tmp_path):
     npz_devices(tmp_path)
     grid = nodes_over(tmp_path)
     seen = spied(grid)
-    run_dir = run(grid, own_config(tmp_path, personal_every=1))
+    run_dir = run(grid, own_config(tmp_path, personal__every=1))
     model, _ = load_model(run_dir, "newest")
     parameters = sum(value.numel() for value in model.state_dict().values())
     kinds = {kind for kind, _, _ in seen}
@@ -370,7 +373,7 @@ def test_a_resumed_run_has_what_was_agreed(tmp_path):
     assert same_bits(load_checkpoint(whole).state.tensors, load_checkpoint(resumed).state.tensors)
 
 
-PRIVATE = {"family-arguments": "norm = 'static'", "dp-noise-multiplier": 1.0, "dp-delta": 1e-3}
+PRIVATE = {"family-arguments": "norm = 'static'", "dp.noise-multiplier": 1.0, "dp.delta": 1e-3}
 
 
 @pytest.mark.parametrize("simulated", [False, True])

@@ -17,7 +17,7 @@ from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.tasks.scoring import score
 from wildflower.tasks.task import TaskSpec, load_task
 
-PERSONAL = {"personal-every": 1, "test-fraction": 0.25, "evaluate-every": 4}
+PERSONAL = {"personal.every": 1, "test-fraction": 0.25, "evaluate-every": 4}
 CPU = torch.device("cpu")
 
 
@@ -55,7 +55,7 @@ def changed(change):
 @by_method(method for method in METHODS if method != "fednas")
 def test_every_method_is_scored_on_all_devices_and_learns_the_same_as_without(method, tmp_path):
     engine, grid, record = a_round(tmp_path / "with", method, number=2)
-    plain, _, without = a_round(tmp_path / "without", method, number=2, **{"personal-every": 0})
+    plain, _, without = a_round(tmp_path / "without", method, number=2, **{"personal.every": 0})
     assert same_bits(engine.state().tensors, plain.state().tensors)
     assert engine.state().values == plain.state().values
     assert without["personal_score"] is None
@@ -91,7 +91,7 @@ def test_neither_the_number_of_nodes_nor_the_order_of_replies_matters(method, tm
 
 def test_a_device_is_scored_after_its_own_epochs_on_its_own_test_shard(tmp_path):
     """Done again here by hand: plain SGD from the weights that were sent, over the device's training examples."""
-    keys = {"personal-epochs": 2, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 1000}
+    keys = {"personal.epochs": 2, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 1000}
     keys |= {"local-epochs": 7, "local-steps": 3, "learning-rate": 0.1}
     engine, grid, record = a_round(tmp_path, **keys)
     task = load_task(TaskSpec.from_json(asked(grid)[0][0].task))
@@ -131,7 +131,7 @@ def test_without_epochs_the_model_is_scored_as_it_is_given(tmp_path, monkeypatch
     def no_training(*arguments, **more):
         raise AssertionError("nothing is trained")
 
-    engine, grid, _ = a_round(tmp_path, **{"personal-epochs": 0, "personal-every": 4})
+    engine, grid, _ = a_round(tmp_path, **{"personal.epochs": 0, "personal.every": 4})
     monkeypatch.setattr(evaluation, "do_order", no_training)
     found = engine.evaluation.evaluate_personally(grid)
     task = load_task(TaskSpec.from_json(asked(grid)[0][0].task))
@@ -178,7 +178,7 @@ def test_static_norms_are_scored_with_the_devices_own_statistics(tmp_path):
 
 def test_devices_keep_nothing_of_it(tmp_path):
     """A device that trains alone goes on with the model of its last round."""
-    engine, grid, _ = a_round(tmp_path, "local", **{"devices-per-round": 3, "personal-every": 4})
+    engine, grid, _ = a_round(tmp_path, "local", **{"devices-per-round": 3, "personal.every": 4})
     folder = tmp_path / "runs" / "small" / "device-state"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     found = engine.evaluation.evaluate_personally(grid)
@@ -216,7 +216,7 @@ def test_on_hardware_every_connected_device_takes_part(tmp_path):
     [(0, 1, 10, []), (1, 9, 10, [9, 10]), (3, 1, 10, [3, 6, 9, 10]), (4, 6, 10, [8, 10]), (20, 1, 10, [10])],
 )
 def test_which_rounds(every, first, rounds, done, tmp_path):
-    keys = {"personal-every": every, "personal-from": first, "rounds": rounds}
+    keys = {"personal.every": every, "personal.first-round": first, "rounds": rounds}
     engine, _ = started(small_config(tmp_path, **PERSONAL | keys))
     assert [n for n in range(1, rounds + 1) if engine.settings.personal_in(n)] == done
 
@@ -329,7 +329,7 @@ def test_nobody_to_score_is_no_accuracy(tmp_path):
 
 @pytest.mark.thorough
 def test_devices_may_test_on_parts_of_the_test_set(tmp_path):
-    keys = {"partition": "strong-and-weak", "strong-devices": 2, "examples-per-device": 0, "test-fraction": 0.0}
+    keys = {"partition": "strong-and-weak", "strong.devices": 2, "examples-per-device": 0, "test-fraction": 0.0}
     _, grid, record = a_round(tmp_path, **keys)
     assert record["personal_devices"] == 6
     task = load_task(TaskSpec.from_json(asked(grid)[0][0].task))
@@ -342,12 +342,12 @@ def test_devices_may_test_on_parts_of_the_test_set(tmp_path):
 def test_personal_evaluation_needs_test_shards(tmp_path):
     with pytest.raises(ConfigError, match="no device has examples to be tested on; set test-fraction"):
         started(small_config(tmp_path, **PERSONAL | {"test-fraction": 0.0}))
-    with pytest.raises(ConfigError, match=r"personal-from = 9: with rounds = 4"):
-        small_config(tmp_path, **PERSONAL | {"personal-from": 9})
+    with pytest.raises(ConfigError, match=r"personal.first-round = 9: with rounds = 4"):
+        small_config(tmp_path, **PERSONAL | {"personal.first-round": 9})
 
 
 def test_a_training_of_no_epochs_is_none(tmp_path):
-    engine, _ = started(small_config(tmp_path, **PERSONAL | {"personal-epochs": 0}))
+    engine, _ = started(small_config(tmp_path, **PERSONAL | {"personal.epochs": 0}))
     assert engine.settings.personal_training_in(1) is None
     trained = started(small_config(tmp_path, **PERSONAL | {"local-steps": 0, "local-epochs": 5}))[0].settings
     assert trained.personal_training_in(1) == trained.training_in(1).model_copy(update={"epochs": 1})

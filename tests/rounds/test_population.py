@@ -11,7 +11,9 @@ from wildflower.devices.fleet import Fleet
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.messages.orders import NodeReport
 from wildflower.messages.wire import to_records
-from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, SimulatedDevices
+from wildflower.rounds.connected_devices import ConnectedDevices
+from wildflower.rounds.population import Holdings, NoNodesError
+from wildflower.rounds.simulated_devices import SimulatedDevices
 from wildflower.tasks.task import TaskSpec, load_task
 
 
@@ -19,7 +21,8 @@ from wildflower.tasks.task import TaskSpec, load_task
 def clock(monkeypatch):
     fake = FakeTime()
     monkeypatch.setattr("wildflower.rounds.exchange.time", fake)
-    monkeypatch.setattr("wildflower.rounds.population.time", fake)
+    for module in ("population", "connected_devices"):
+        monkeypatch.setattr(f"wildflower.rounds.{module}.time", fake)
     return fake
 
 

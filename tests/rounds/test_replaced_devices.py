@@ -5,7 +5,8 @@ import pytest
 
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from wildflower.devices.fleet import Fleet, replaced_devices
-from wildflower.rounds.population import Holdings, SimulatedDevices
+from wildflower.rounds.population import Holdings
+from wildflower.rounds.simulated_devices import SimulatedDevices
 from wildflower.server_app.config import ConfigError
 
 FLEET = """

@@ -8,12 +8,12 @@ from tests.small_run import connected_grid, simulated_grid, small_config, starte
 from wildflower.server_app.app import run
 from wildflower.server_app.run_folder import read_rounds
 
-NORMED = {"family": "cnn3", "statistics_devices": 3, "test_fraction": 0.25, "rounds": 2}
+NORMED = {"family": "cnn3", "statistics__devices": 3, "test_fraction": 0.25, "rounds": 2}
 
 
 @pytest.mark.parametrize("strategy", ["heterofl", "wildflower"])
 def test_training_takes_the_same_bytes_however_often_one_evaluates(strategy, tmp_path):
-    seldom, often = ({"evaluate_every": 2}, {"evaluate_every": 1, "personal_every": 1})
+    seldom, often = ({"evaluate_every": 2}, {"evaluate_every": 1, "personal__every": 1})
     found = []
     for changes in (seldom, often):
         engine, scorer = started(small_config(tmp_path, **NORMED | {"strategy": strategy} | changes))
@@ -44,7 +44,7 @@ def test_what_is_counted_is_what_travels(tmp_path):
         return message
 
     grid.push_messages, grid.tamper = sent, came
-    changes = {"strategy": "heterofl", "fleet": "", "evaluate_every": 1, "personal_every": 1}
+    changes = {"strategy": "heterofl", "fleet": "", "evaluate_every": 1, "personal__every": 1}
     [*records] = read_rounds(run(grid, small_config(tmp_path, **NORMED | changes)))
     trained, statistics = (
         [sum(getattr(r, f"{purpose}_bytes_{way}") for r in records) for way in ("down", "up")]

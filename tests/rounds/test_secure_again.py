@@ -100,9 +100,9 @@ def test_owners_who_want_larger_sums_are_in_no_smaller_ones(tmp_path):
     assert ran.trained(1) == list(range(3, 10))
     assert "this device's owner wants 8 at least" in ran.outcomes(1)[0]
     assert ran.engine.population.state_dict()["refusals"] == {}  # which is no fault
-    plain = run(tmp_path / "b", grid, 1, secure_aggregation=False, secure_minimum=5)
+    plain = run(tmp_path / "b", grid, 1, secure_aggregation__minimum=0)
     assert plain.trained(1) == list(range(3, 10))
-    assert "the run needs secure-aggregation = true" in plain.outcomes(1)[0]
+    assert "the run needs secure-aggregation.minimum = 5" in plain.outcomes(1)[0]
 
 
 @pytest.mark.parametrize("asked_otherwise", [1, 5, 9])
@@ -172,7 +172,7 @@ def test_from_the_same_weights_a_device_trains_as_before(name, tmp_path):
 
 def test_a_lost_round_is_done_again_as_it_was_though_the_learning_rate_has_fallen(tmp_path):
     """The next round begins from the same weights, with which devices have trained at the earlier rate."""
-    whole = run(tmp_path / "a", connected_grid(10, tmp_path / "elsewhere"), 1, schedule="cosine")
+    whole = run(tmp_path / "a", connected_grid(10, tmp_path / "elsewhere"), 1, schedule__kind="cosine")
     grid = connected_grid(10, tmp_path)
 
     def lost_once(message: Message, context: Context) -> Message:
@@ -181,7 +181,7 @@ def test_a_lost_round_is_done_again_as_it_was_though_the_learning_rate_has_falle
         return client(message, context)
 
     grid.app = lost_once
-    ran = run(tmp_path / "b", grid, 3, schedule="cosine")
+    ran = run(tmp_path / "b", grid, 3, schedule__kind="cosine")
     assert [ran.trained(number) for number in (1, 2, 3)] == [[], ALL, ALL]
     assert same_bits(ran.models[2], whole.models[1])
 

@@ -24,7 +24,7 @@ from wildflower.server_app.app import run
 from wildflower.server_app.config import ConfigError
 from wildflower.server_app.no_progress import NoProgressError, more_of_each
 
-SECURE = {"secure-aggregation": True, "secure-minimum": 3}
+SECURE = {"secure-aggregation.minimum": 3}
 FAST = {"rounds": 2, "evaluate-every": 2, "devices-per-round": 6}
 VIT = {
     "family": "vit-tiny",
@@ -36,7 +36,9 @@ VIT = {
 def trained(folder, grid: InProcessGrid, number: int = 2, /, **keys):
     """The state after some rounds, and the records of the rounds."""
     folder.mkdir(exist_ok=True)
-    engine, scorer = started(small_config(folder, **{key.replace("_", "-"): value for key, value in keys.items()}))
+    engine, scorer = started(
+        small_config(folder, **{key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()})
+    )
     engine.start()
     results = [engine.run_round(grid, n, scorer) for n in range(1, number + 1)]
     return engine.state().tensors, results
@@ -139,9 +141,9 @@ def test_devices_may_be_lost_at_any_step(lost, at, tmp_path):
     def fails_plainly(message):
         return message.metadata.dst_node_id in lost and at not in LATE and kind_of(message) == "train"
 
-    keys = HARDWARE | {"secure-minimum": 3}
+    keys = HARDWARE
     grid, _app = lossy_grid(fails, tmp_path / "a")
-    secure, [result] = trained(tmp_path / "a", grid, 1, **keys | {"secure-aggregation": True})
+    secure, [result] = trained(tmp_path / "a", grid, 1, **keys | SECURE)
     plain, [_expected] = trained(tmp_path / "b", lossy_grid(fails_plainly, tmp_path / "b")[0], 1, **keys)
     assert same_bits(plain, secure)
     for line in result.devices:
@@ -167,7 +169,7 @@ def test_too_many_that_are_lost_cost_the_round_and_no_more(tmp_path):
     grid, _ = lossy_grid(lambda m: m.metadata.dst_node_id in (1, 2) and kind_of(m) == "train", tmp_path)
     (tmp_path / "before").mkdir()
     before = started(small_config(tmp_path / "before", **HARDWARE))[0].state().tensors
-    after, [result] = trained(tmp_path, grid, 1, **HARDWARE | SECURE | {"secure-minimum": 5})
+    after, [result] = trained(tmp_path, grid, 1, **HARDWARE | SECURE | {"secure-aggregation.minimum": 5})
     assert same_bits(before, after)
     outcomes = [line["outcome"] for line in result.devices]
     assert sum("could not be unmasked: 4 updates arrived, 5 are needed" in outcome for outcome in outcomes) == 4
@@ -177,23 +179,23 @@ def test_groups_that_are_too_small_are_left_out(tmp_path):
     """Two of each width: nobody could hide among two."""
     keys = METHODS["heterofl"] | FAST | VIT | {"fleet": two_kinds(tmp_path), "evaluate-tiers": False}
     grid = simulated_grid()
-    _, [result] = trained(tmp_path / "a", grid, 1, **keys | SECURE | {"secure-minimum": 4})
+    _, [result] = trained(tmp_path / "a", grid, 1, **keys | SECURE | {"secure-aggregation.minimum": 4})
     outcomes = {line["outcome"] for line in result.devices}
-    assert outcomes == {"skipped: the sum of its group would be of 3 devices, and secure-minimum is 4"}
+    assert outcomes == {"skipped: the sum of its group would be of 3 devices, and secure-aggregation.minimum is 4"}
     (tmp_path / "b").mkdir()
-    plan = make_plan(small_config(tmp_path / "b", **keys | SECURE | {"secure-minimum": 4}))
-    [warning] = [text for text in plan.warnings if "secure-minimum" in text]
+    plan = make_plan(small_config(tmp_path / "b", **keys | SECURE | {"secure-aggregation.minimum": 4}))
+    [warning] = [text for text in plan.warnings if "secure-aggregation.minimum" in text]
     assert warning.endswith("Try fewer widths than widths = '1, 0.5, 0.25'.")  # all devices are asked already
     (tmp_path / "c").mkdir()
     with pytest.raises(NoProgressError, match="times the sum of its group would be of 3 devices, and") as error:
-        run(grid, small_config(tmp_path / "c", **keys | SECURE | {"secure-minimum": 4, "rounds": 1}))
+        run(grid, small_config(tmp_path / "c", **keys | SECURE | {"secure-aggregation.minimum": 4, "rounds": 1}))
     assert "memory" not in str(error.value)  # which is not what is missing
     assert "try fewer widths than widths = '1, 0.5, 0.25', or a strategy" in str(error.value)
 
 
 def test_where_no_two_devices_have_the_same_channels_another_strategy_is_advised(tmp_path):
     plan = make_plan(small_config(tmp_path, **METHODS["federated-dropout"] | FAST | VIT | SECURE))
-    [warning] = [text for text in plan.warnings if "secure-minimum" in text]
+    [warning] = [text for text in plan.warnings if "secure-aggregation.minimum" in text]
     assert warning.endswith("Try a strategy that does not cut other channels for every device.")
 
 
@@ -279,11 +281,14 @@ def test_many_devices_are_several_sums():
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"aggregation": "median"}, "aggregation = 'median': does not go with secure-aggregation"),
+        ({"aggregation.rule": "median"}, "aggregation.rule = 'median': does not go with secure-aggregation"),
         ({"both-models": True, "fedavg.use": "affordable"}, "both-models = True"),
-        ({"secure-minimum": 5}, "secure-minimum = 5: with devices-per-round = 4"),
-        ({"dp-epsilon": 1.0, "family-arguments": "norm = 'static'"}, "secure-aggregation = True: does not go with"),
-        ({"personal-every": 1, "test-fraction": 0.2}, "personal-every = 1"),
+        ({"secure-aggregation.minimum": 5}, "secure-aggregation.minimum = 5: with devices-per-round = 4"),
+        (
+            {"dp.epsilon": 1.0, "family-arguments": "norm = 'static'"},
+            "secure-aggregation.minimum = 3: does not go with",
+        ),
+        ({"personal.every": 1, "test-fraction": 0.2}, "personal.every = 1"),
     ],
 )
 def test_what_needs_single_updates_is_refused(keys, why, tmp_path):

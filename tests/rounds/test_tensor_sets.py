@@ -50,7 +50,7 @@ def test_several_tensor_sets_come_to_the_same_on_workers_and_on_devices_of_their
 
 def test_tensor_sets_have_weights_of_their_own(tmp_path):
     """Of the biases one mean is by examples and one uniform."""
-    shards = {"partition": "strong-and-weak", "strong-devices": 2, "examples-per-device": 0}
+    shards = {"partition": "strong-and-weak", "strong.devices": 2, "examples-per-device": 0}
     engine, scorer = started_with(Several, tmp_path, **ALL | shards)
     engine.run_round(simulated_grid(2), 1, scorer)
     method = engine.method

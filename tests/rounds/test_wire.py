@@ -125,7 +125,13 @@ def test_methods_with_other_tensor_sets(tmp_path, name):
 @pytest.mark.parametrize("aggregation", ["median", "trimmed-mean", "norm-bounded-mean"])
 def test_robust_aggregation_and_norm_bounds_see_what_was_restored(tmp_path, aggregation):
     """In place of weights they would see changes, whose median is about 0, and the model would vanish."""
-    settings = {"strategy": "fedavg", "aggregation": aggregation, "norm-bound": 5.0, "rounds": 2, "learning-rate": 1e-6}
+    settings = {
+        "strategy": "fedavg",
+        "aggregation.rule": aggregation,
+        "norm-bound": 5.0,
+        "rounds": 2,
+        "learning-rate": 1e-6,
+    }
     run_dir = run(connected_grid(6, tmp_path), small_config(tmp_path, fleet="", devices_per_round=6, **settings))
     rounded = {**settings, "wire": "int8", "run-name": "rounded"}
     other = run(connected_grid(6, tmp_path / "2"), small_config(tmp_path, fleet="", devices_per_round=6, **rounded))
@@ -198,10 +204,10 @@ def test_a_reply_of_another_length_is_refused(tmp_path):
     ("changes", "why"),
     [
         (
-            {"secure-aggregation": True, "secure-minimum": 3},
+            {"secure-aggregation.minimum": 3},
             "does not go with secure-aggregation, whose masks hide integers of 64 bits",
         ),
-        ({"dp-epsilon": 3.0, "strategy": "fedavg"}, "does not go with differential privacy"),
+        ({"dp.epsilon": 3.0, "strategy": "fedavg"}, "does not go with differential privacy"),
         ({"wire": "int4"}, "'float32', 'float16' or 'int8'"),
     ],
 )
@@ -232,7 +238,7 @@ def test_what_a_search_finds_travels_over_each_link(tmp_path, wire, secure, down
     """Under masks twice as much travels up as down."""
     keys = {"strategy": "model-search", "model-search.searcher": "exact", "model-search.sandwich": sandwich}
     keys |= {"model-search.shares": "0.25, 0.4, 0.55, 0.7, 0.85, 1"}
-    keys |= {"secure-aggregation": True, "secure-minimum": 3} if secure else {}
+    keys |= {"secure-aggregation.minimum": 3} if secure else {}
     method = build(small_config(tmp_path, wire=wire, family="mlp", **keys, **{"model-search.norm": "static"}))[0].method
     small, large = method.cost(method.space.smallest()), method.cost(method.space.largest())
     assert large.upload_bytes == (2 if secure else 1) * large.download_bytes

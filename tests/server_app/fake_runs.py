@@ -4,7 +4,7 @@ from pathlib import Path
 
 from wildflower.server_app.journal import Journal
 
-CONFIG = {"task": "digits", "strategy": "heterofl", "rounds": 3, "seed": 7, "learning-rate": 0.1}
+CONFIG = {"task": "digits", "strategy": "heterofl", "fleet": "pis", "rounds": 3, "seed": 7, "learning-rate": 0.1}
 
 
 def a_round(number: int, **changes) -> dict:

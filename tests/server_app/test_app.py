@@ -14,9 +14,10 @@ from tests.small_run import FLEET, METHODS, FakeTime, by_method, connected_grid,
 from wildflower.rounds import asking
 from wildflower.rounds.population import NoNodesError
 from wildflower.server_app import checkpoint
-from wildflower.server_app.app import app, build, run, run_folder
+from wildflower.server_app.app import app, build, run
 from wildflower.server_app.checkpoint import CheckpointError
 from wildflower.server_app.config import ConfigError
+from wildflower.server_app.inputs import run_folder
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.models import load_model
 from wildflower.server_app.no_progress import NoProgressError
@@ -235,7 +236,7 @@ def test_a_run_is_not_resumed_over_edited_data(edited, words, tmp_path):
     assert len(read_rounds(run_dir)) == 1
 
 
-def test_a_run_goes_on_over_the_same_data_and_one_of_an_earlier_version_over_any(tmp_path):
+def test_a_run_goes_on_over_the_same_data(tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, **arrays_of(tmp_path / "data")))
     recorded = read_config(run_dir)
     sizes = {"training-examples": 40, "test-examples": 40, "classes": 3, "input-shape": "1x8x8"}
@@ -243,12 +244,6 @@ def test_a_run_goes_on_over_the_same_data_and_one_of_an_earlier_version_over_any
     again = arrays_of(tmp_path / "data")  # written anew, at another time
     run(simulated_grid(), small_config(tmp_path, rounds=2, resume=True, **again))
     assert len(read_rounds(run_dir)) == 2
-    del recorded["data"]
-    (run_dir / "config.json").write_text(json.dumps(recorded))
-    other = arrays_of(tmp_path / "data", first_label=1)
-    run(simulated_grid(), small_config(tmp_path, rounds=3, resume=True, **other))
-    assert len(read_rounds(run_dir)) == 3
-    assert "data" in read_config(run_dir)
 
 
 def test_a_family_that_does_not_take_the_inputs_is_named(tmp_path):
@@ -519,7 +514,7 @@ def test_the_family_is_built_as_the_method_wants_it(method, norm, scaler, tmp_pa
     assert (family.classes, family.input_shape) == (10, (1, 8, 8))
 
 
-@pytest.mark.parametrize(("changes", "takes"), [({}, True), ({"dp-noise-multiplier": 1e-9, "dp-delta": 1e-3}, False)])
+@pytest.mark.parametrize(("changes", "takes"), [({}, True), ({"dp.noise-multiplier": 1e-9, "dp.delta": 1e-3}, False)])
 def test_static_norms_are_scored_with_statistics_of_devices_where_these_may_tell_them(changes, takes, tmp_path):
     keys = {"strategy": "fedavg", "family-arguments": "norm = 'static'", "rounds": 1, "evaluate-every": 1}
     model, _ = load_model(run(simulated_grid(), small_config(tmp_path, **keys | changes)))
@@ -562,9 +557,9 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
         (
             "fedrolex",
             'memory = "1 GB"\nlink = "8 kbit/s"',
-            {"transfer-seconds": 0.5},
-            r"850 MB of memory and 500 B of weights down and 500 B up; try a larger transfer-seconds than 0\.5, or a "
-            r"smaller width",
+            {"budget.transfer-seconds": 0.5},
+            r"850 MB of memory and 500 B of weights down and 500 B up; try a larger "
+            r"budget\.transfer-seconds than 0\.5, or a smaller width",
         ),
         (
             "exclusive",
@@ -598,7 +593,9 @@ def test_a_run_in_which_nobody_trained_has_failed_and_says_what_would_help(metho
 
 
 def test_a_run_without_any_node_has_failed_and_says_so_in_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("wildflower.rounds.population.time", FakeTime())
+    clock = FakeTime()
+    for module in ("population", "connected_devices"):
+        monkeypatch.setattr(f"wildflower.rounds.{module}.time", clock)
     with pytest.raises(NoNodesError):
         run(simulated_grid(nodes=0), small_config(tmp_path, fleet="", devices=3, devices_per_round=3))
     summary = read_summary(tmp_path / "runs" / "small")
@@ -607,7 +604,7 @@ def test_a_run_without_any_node_has_failed_and_says_so_in_words(tmp_path, monkey
 
 
 def test_no_link_is_too_slow_where_nothing_travels(tmp_path):
-    keys = METHODS["local"] | {"rounds": 1, "evaluate-every": 1, "transfer-seconds": 0.5}
+    keys = METHODS["local"] | {"rounds": 1, "evaluate-every": 1, "budget.transfer-seconds": 0.5}
     fleet = poor_fleet(tmp_path, 'memory = "1 GB"\nlink = "8 kbit/s"')
     run_dir = run(simulated_grid(), small_config(tmp_path, **keys, **fleet))
     [record] = read_rounds(run_dir)
@@ -676,7 +673,7 @@ def test_the_fleets_first_group_are_the_strong_devices(groups, good, tmp_path):
     fleet = tmp_path / "counted.toml"
     text = '[[group]]\nname = "group{}"\ncount = {}\nmemory = "1 GB"\nlink = "1 Mbit/s"\n'
     fleet.write_text("\n".join(text.format(number, count) for number, count in enumerate(groups)))
-    changes = {"fleet": str(fleet), "partition": "strong-and-weak", "strong-devices": 2, "examples-per-device": 0}
-    refusal = pytest.raises(ConfigError, match="strong-devices = 2: the fleet's first group, 'group0', has 1 devices")
+    changes = {"fleet": str(fleet), "partition": "strong-and-weak", "strong.devices": 2, "examples-per-device": 0}
+    refusal = pytest.raises(ConfigError, match=r"strong\.devices = 2: the fleet's first group, 'group0', has 1 devices")
     with nullcontext() if good else refusal:
         build(small_config(tmp_path, **changes))

@@ -1,4 +1,5 @@
 import math
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -8,19 +9,22 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from wildflower.launch.experiment_file import SettingsError, as_overrides, resolve
 from wildflower.server_app import keys as keys_of_pyproject
 from wildflower.server_app.config import (
-    OTHER_NAMES,
     PARTS,
     READ_WITH,
     ConfigError,
     RunConfig,
     all_settings,
     descriptions,
+    run_groups,
 )
-from wildflower.server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
+from wildflower.server_app.keys import block, block_of_settings, with_block
+from wildflower.server_app.listed_keys import listed_keys, missing_keys
+from wildflower.server_app.moved_keys import MOVED, OTHER_NAMES
 from wildflower.strategies import METHODS
 from wildflower.strategies.distillation import Distillation
 from wildflower.strategies.fedprox import FedProx
@@ -101,7 +105,8 @@ def test_the_settings_of_every_method_are_those_of_its_parameters():
     groups = RunConfig().groups
     found = {f"{group}.{kebab(name)}": value for group, params in groups.items() for name, value in params}
     assert found == wanted
-    assert {key for key in RunConfig().to_dict() if "." in key} == set(wanted)
+    with_dots = {key for key in RunConfig().to_dict() if "." in key}
+    assert {key for key in with_dots if key.partition(".")[0] not in run_groups()} == set(wanted)
     for method, kind in METHODS.items():
         config = RunConfig(strategy=method)
         assert (config.method, type(config.params)) == (kind, kind.params_type)
@@ -197,6 +202,85 @@ def test_an_installation_without_the_apps_pyproject_is_not_asked(tmp_path):
     assert listed_keys(PYPROJECT) == tuple(RunConfig().to_dict())
 
 
+# Keys that belong together
+
+
+@pytest.mark.parametrize(
+    "text", ["dp = {epsilon = 4, clip = 2}", "[dp]\nepsilon = 4\nclip = 2", "dp.epsilon = 4\ndp.clip = 2"]
+)
+def test_a_group_is_written_as_a_table_or_with_dots(tmp_path, text):
+    experiment = tmp_path / "one.toml"
+    experiment.write_text(f'strategy = "fedavg"\nfamily = "pfl-cnn"\n{text}\n')
+    found = resolve(experiment, [])
+    assert (found.config.dp.epsilon, found.config.dp.clip) == (4.0, 2.0)
+    assert found.sources["dp.epsilon"] == str(experiment)
+    content = tomllib.loads(experiment.read_text())
+    assert RunConfig.from_run_config(content) == RunConfig.from_run_config(dict(flat(content)))
+
+
+def test_a_group_is_set_on_the_command_line_and_from_python():
+    own = ["strategy=fedavg", "family=pfl-cnn"]
+    wanted = resolve(None, [*own, "dp.epsilon=4", "dp.clip=2"])
+    as_table = resolve(None, [*own, "dp={epsilon=4, clip=2}"])
+    from_python = resolve(None, [*own, *as_overrides({"dp": {"epsilon": 4, "clip": 2}})])
+    assert wanted == as_table == from_python
+    assert (wanted.config.dp.epsilon, wanted.sources["dp.epsilon"]) == (4.0, "--set")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dp": {"epsilon": 4, "clipp": 2}}, "unknown key 'dp.clipp' = 2: did you mean 'dp.clip'?"),
+        ({"dp": 4}, "unknown key 'dp' = 4: it is a table, of "),
+        ({"dp": {}}, "unknown key 'dp' = {}: it is a table, of "),
+        ({"dp.epsilon": "4"}, "dp.epsilon = '4': must be a number such as 0.0"),
+        ({"dp.epsilon": 4, "dp.noise-multiplier": 1}, "dp.noise-multiplier = 1.0: dp.epsilon = 4 says how much noise"),
+        ({"secure-aggregation.minimum": 2}, "secure-aggregation.minimum = 2: must be at least 3, or 0: off"),
+        ({"public.examples": 3}, "public.task = '': public.data-dir and public.examples say nothing without it"),
+        ({"dp.clip": 0.0, "rounds": 0}, "rounds = 0: must be at least 1; dp.clip = 0.0: must be above 0"),
+        (
+            {"schedule.kind": "cosine", "schedule.decay-rounds": "3"},
+            "schedule.decay-rounds = '3': schedule.kind = 'cosine' needs none: leave schedule.decay-rounds empty",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_group_is_told_as_anywhere(values, words):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config(values)
+    assert str(error.value).startswith(words)
+
+
+def keys_counted():
+    """How many keys the run and its methods have, where a group of the run is one key."""
+    own = set(run_groups())
+    names = {key.partition(".")[0] if key.partition(".")[0] in own else key for key in RunConfig().to_dict()}
+    of_methods = {name for name in names if "." in name}
+    return len(names) - len(of_methods), len(of_methods)
+
+
+def test_the_run_has_few_keys():
+    assert keys_counted()[0] <= 61
+
+
+@pytest.mark.parametrize("key", MOVED)
+def test_an_earlier_name_says_the_new_one(key, tmp_path):
+    new = MOVED[key]
+    assert key not in RunConfig().to_dict()
+    told = new if " " in new else f"it is called '{new}' now"
+    if " " not in new:
+        assert new in RunConfig().to_dict()
+    experiment = tmp_path / "one.toml"
+    experiment.write_text(f"{key} = 3\n")
+    wanted = f"unknown key '{key}' = 3: {told}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(wanted)}$"):
+        RunConfig.from_run_config({key: 3})
+    for path, overrides in ((experiment, []), (None, [f"{key}=3"]), (None, as_overrides({key: 3}))):
+        with pytest.raises(SettingsError, match=f"{re.escape(wanted)}$"):
+            resolve(path, overrides)
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        RunConfig(**{key.replace("-", "_"): 3})
+
+
 # Values and their bounds
 
 
@@ -206,7 +290,7 @@ def test_a_configuration_comes_back():
             "strategy": "fedprox",
             "fedprox.mu": 0.3,
             "widths": "1, 0.3333333333333333, 0.1",
-            "decay-rounds": "40, 80",
+            "schedule.decay-rounds": "40, 80",
             "learning-rate": 1,
             "resume": True,
         }
@@ -225,7 +309,7 @@ def test_a_configuration_comes_back():
     st.lists(st.integers(1, 10**6), max_size=4),
 )
 def test_no_number_loses_a_digit_on_the_way(widths, rate, rounds):
-    config = RunConfig(widths=tuple(widths), learning_rate=rate, decay_rounds=tuple(map(float, rounds)))
+    config = RunConfig(widths=tuple(widths), learning_rate=rate, schedule={"decay_rounds": tuple(map(float, rounds))})
     assert RunConfig.from_run_config(config.to_dict()) == config
 
 
@@ -261,7 +345,7 @@ def test_what_a_key_is_called_elsewhere_is_understood(key, meant):
         ("zzz", f"'wildflower config' lists all {len(RunConfig().to_dict())}"),
         ("zzz.zzz", f"'wildflower config' lists all {len(RunConfig().to_dict())}"),
         ("heterofl.zzz", "heterofl has heterofl.dynamic, heterofl.masked-loss"),
-        ("heterofl.statistics-devices", "did you mean 'statistics-devices'?"),
+        ("heterofl.statistics-devices", "did you mean 'statistics.devices'?"),
     ],
 )
 def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
@@ -293,8 +377,8 @@ def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
         ("learning-rate", float("inf")),
         ("learning-rate", 1e39),
         ("momentum", 1.0),
-        ("memory-fraction", 0.0),
-        ("memory-fraction", 1.5),
+        ("budget.memory-fraction", 0.0),
+        ("budget.memory-fraction", 1.5),
         ("deadline-seconds", -1.0),
         ("alpha", 0.0),
         ("test-fraction", 1.0),
@@ -322,7 +406,7 @@ def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
         ("widths", [1, True]),
         ("widths", [10**400]),
         ("widths", {}),
-        ("decay-rounds", "soon"),
+        ("schedule.decay-rounds", "soon"),
         ("distillation.batch-size", 1),
         ("model-search.shares", "0"),
         ("model-search.shares", "1.5"),
@@ -378,7 +462,7 @@ def test_every_bound_is_kept():
         ("strategy", 3, "must be a text such as 'heterofl'"),
         ("run-name", 3, "must be a text in quotes"),
         ("widths", "1, half", "must be numbers such as [1, 0.5] or '1, 0.5'"),
-        ("decay-rounds", [{}], "must be numbers such as [1, 0.5] or '1, 0.5'"),
+        ("schedule.decay-rounds", [{}], "must be numbers such as [1, 0.5] or '1, 0.5'"),
     ],
 )
 def test_a_value_of_another_type_ends_with_what_would_be_right(key, value, right):
@@ -460,11 +544,11 @@ def test_all_wrong_values_are_told_at_once():
         ),
         ({"scalefl.widths": "0, 1"}, "scalefl.widths = '0, 1': every width is above 0 and at most 1"),
         ({"widths": "1, 0.5, 0.5"}, "widths = '1, 0.5, 0.5': a width is listed twice"),
-        ({"decay-rounds": "2.5"}, "decay-rounds = '2.5': must be numbers of rounds, from 1 on"),
-        ({"betas": "0.9"}, "betas = '0.9': must be two numbers from 0 to below 1"),
-        ({"betas": "0.9, 1"}, "betas = '0.9, 1': must be two numbers from 0 to below 1"),
-        ({"decay-rounds": "0"}, "decay-rounds = '0': must be numbers of rounds, from 1 on"),
-        ({"decay-rounds": "inf"}, "decay-rounds = 'inf': must be numbers of rounds, from 1 on"),
+        ({"schedule.decay-rounds": "2.5"}, "schedule.decay-rounds = '2.5': must be numbers of rounds, from 1 on"),
+        ({"adam.betas": "0.9"}, "adam.betas = '0.9': must be two numbers from 0 to below 1"),
+        ({"adam.betas": "0.9, 1"}, "adam.betas = '0.9, 1': must be two numbers from 0 to below 1"),
+        ({"schedule.decay-rounds": "0"}, "schedule.decay-rounds = '0': must be numbers of rounds, from 1 on"),
+        ({"schedule.decay-rounds": "inf"}, "schedule.decay-rounds = 'inf': must be numbers of rounds, from 1 on"),
         (
             {"deliver": "best", "evaluate-tiers": False},
             "deliver = 'best': it is the best of what is scored: set evaluate-tiers = true",
@@ -491,10 +575,10 @@ def test_all_wrong_values_are_told_at_once():
         ),
         (
             {"partition": "strong-and-weak"},
-            "strong-devices = 0: partition = 'strong-and-weak' needs 1 to 19 of the 20 devices",
+            "strong.devices = 0: partition = 'strong-and-weak' needs 1 to 19 of the 20 devices",
         ),
         (
-            {"partition": "strong-and-weak", "strong-devices": 2, "test-fraction": 0.1},
+            {"partition": "strong-and-weak", "strong.devices": 2, "test-fraction": 0.1},
             "partition = 'strong-and-weak': deals out all examples, and the test set too",
         ),
         (
@@ -531,8 +615,8 @@ def distilling():
         {"devices-per-round": 20},
         {"batch-size": 16, "micro-batch-size": 4, "strategy": "wildflower"},
         {"widths": 1},
-        {"widths": 0.5, "decay-rounds": 7},
-        {"strategy": "federated-dropout", "statistics-devices": 3, "statistics-examples": 0},
+        {"widths": 0.5, "schedule.decay-rounds": 7},
+        {"strategy": "federated-dropout", "statistics.devices": 3, "statistics.examples": 0},
         {"strategy": "fedavg", "distillation.steps": 0, "distillation.batch-size": 64},
         *({"strategy": name, "distillation.steps": 10} for name in distilling()),
     ],
@@ -555,7 +639,7 @@ def test_over_selection_asks_more():
 
 
 def test_links_of_real_devices_may_set_a_budget():
-    assert RunConfig.from_run_config({"fleet": "", "transfer-seconds": 10}).transfer_seconds == 10.0
+    assert RunConfig.from_run_config({"fleet": "", "budget.transfer-seconds": 10}).budget.transfer_seconds == 10.0
 
 
 @pytest.mark.parametrize(
@@ -570,23 +654,21 @@ def test_links_of_real_devices_may_set_a_budget():
         ({"distillation.steps": 1, "distillation.batch-size": 8}, []),
         ({"strategy": "model-search", "heterofl.dynamic": True, "model-search.epsilon": 0.5}, ["heterofl.dynamic"]),
         ({"momentum": 0.5, "alpha": 0.1, "local-epochs": 2}, []),
-        ({"optimizer": "adam", "momentum": 0.5, "betas": "0.8, 0.9"}, ["momentum"]),
-        ({"betas": "0.8, 0.9"}, ["betas"]),
+        ({"optimizer": "adam", "momentum": 0.5, "adam.betas": "0.8, 0.9"}, ["momentum"]),
+        ({"adam.betas": "0.8, 0.9"}, ["adam.betas"]),
         ({"partition": "iid", "alpha": 0.1}, ["alpha"]),
-        ({"partition": "strong-and-weak", "strong-devices": 2, "strong-share": 0.3, "alpha": 0.1}, []),
-        ({"strong-devices": 2, "strong-share": 0.3}, ["strong-devices", "strong-share"]),
+        ({"partition": "strong-and-weak", "strong.devices": 2, "strong.share": 0.3, "alpha": 0.1}, []),
+        ({"strong.devices": 2, "strong.share": 0.3}, ["strong.devices", "strong.share"]),
         ({"local-steps": 5, "local-epochs": 2}, ["local-epochs"]),
-        ({"dp-clip": 2.0, "secure-minimum": 3}, ["dp-clip", "secure-minimum"]),
-        ({"dp-clip": 2.0, "dp-noise-multiplier": 1.0}, []),
-        ({"secure-aggregation": True, "secure-minimum": 3}, []),
-        ({"decay-factor": 0.5}, ["decay-factor"]),
-        ({"decay-factor": 0.5, "decay-rounds": "3, 7"}, []),
-        ({"aggregation": "median", "aggregation-trim": 0.1}, ["aggregation-trim"]),
-        ({"aggregation": "trimmed-mean", "aggregation-trim": 0.1}, []),
-        ({"personal-epochs": 0, "personal-from": 3}, ["personal-epochs", "personal-from"]),
-        ({"personal-epochs": 0, "personal-every": 2}, []),
-        ({"report-max-age-seconds": 5.0}, ["report-max-age-seconds"]),
-        ({"report-max-age-seconds": 5.0, "fleet": ""}, []),
+        ({"dp.clip": 2.0}, ["dp.clip"]),
+        ({"dp.clip": 2.0, "dp.noise-multiplier": 1.0}, []),
+        ({"secure-aggregation.minimum": 3}, []),
+        ({"schedule.decay-factor": 0.5}, ["schedule.decay-factor"]),
+        ({"schedule.decay-factor": 0.5, "schedule.decay-rounds": "3, 7"}, []),
+        ({"aggregation.rule": "median", "aggregation.trim": 0.1}, ["aggregation.trim"]),
+        ({"aggregation.rule": "trimmed-mean", "aggregation.trim": 0.1}, []),
+        ({"personal.epochs": 0, "personal.first-round": 3}, ["personal.epochs", "personal.first-round"]),
+        ({"personal.epochs": 0, "personal.every": 2}, []),
         ({"max-examples": 10}, ["max-examples"]),
     ],
 )

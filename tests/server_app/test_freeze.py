@@ -93,7 +93,7 @@ def test_what_a_module_itself_does_not_train_stays_whatever_is_frozen(tmp_path, 
     """Its stem; freeze = "stem" spares its way as well."""
     keys = {"strategy": strategy, "rounds": 2, "below-smallest": "smallest", "family-arguments": "", "freeze": freeze}
     if strategy == "local":
-        keys |= {"personal-every": 2, "test-fraction": 0.2}
+        keys |= {"personal.every": 2, "test-fraction": 0.2}
     config = small_config(tmp_path, **keys, family="own_models:FrozenNorm")
     engine, _ = build(config)
     run_dir = run(simulated_grid(), config)
@@ -120,7 +120,7 @@ def test_a_resumed_run_sends_nothing_again_and_has_the_same_bits(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("simulated", [True, False])
 def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
-    changes = {} if simulated else {"fleet": "", "report-max-age-seconds": 0.0}
+    changes = {} if simulated else {"fleet": ""}
     keys = {"strategy": "fedavg", "devices-per-round": 6, "rounds": 3, "widths": "1", "below-smallest": "smallest"}
     config = small_config(tmp_path, **keys, **changes, **FREEZE)
     (tmp_path / "nodes").mkdir()

@@ -97,7 +97,6 @@ def test_resume_drops_what_is_beyond_the_checkpoint_and_a_torn_line(tmp_path):
     assert read_config(tmp_path)["config"]["rounds"] == 5
 
 
-@pytest.mark.parametrize("earlier", [False, True], ids=["today", "earlier version"])
 @pytest.mark.parametrize(
     ("cut", "whole"),
     [
@@ -111,16 +110,13 @@ def test_resume_drops_what_is_beyond_the_checkpoint_and_a_torn_line(tmp_path):
         (None, 0),  # the file is missing
     ],
 )
-def test_a_resumed_journal_counts_the_rounds_whose_devices_are_all_there(cut, whole, earlier, tmp_path):
+def test_a_resumed_journal_counts_the_rounds_whose_devices_are_all_there(cut, whole, tmp_path):
     three_rounds(tmp_path)
     file = tmp_path / "devices.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.unlink()
     if cut is not None:
         file.write_text("".join(cut(lines)))
-    if earlier:
-        rounds = [json.dumps(a_round(number)) + "\n" for number in (1, 2, 3)]
-        (tmp_path / "rounds.jsonl").write_text("".join(rounds))
     assert Journal.open(tmp_path, CONFIG, resume=True).last_round == whole
 
 

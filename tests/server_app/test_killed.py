@@ -21,9 +21,9 @@ from wildflower.tasks.task import TaskSpec
 
 WALL = {"wall_seconds", "server_seconds", "server_peak_rss_bytes", "seconds"}
 # Personal evaluations too, and models that the workers score for the server.
-STATEFUL = METHODS["scaffold"] | {"wire": "int8", "personal-every": 2, "test-fraction": 0.25}
+STATEFUL = METHODS["scaffold"] | {"wire": "int8", "personal.every": 2, "test-fraction": 0.25}
 PLAIN = METHODS["heterofl"]
-SECURE = METHODS["all-large"] | {"secure-aggregation": True, "secure-minimum": 3}
+SECURE = METHODS["all-large"] | {"secure-aggregation.minimum": 3}
 RUNS: dict[str, dict[str, Any]] = {
     "stateful": STATEFUL,
     "plain": PLAIN,

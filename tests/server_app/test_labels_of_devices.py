@@ -59,9 +59,10 @@ def test_devices_that_no_round_has_asked_have_their_tiers_too(tmp_path):
     "text",
     [
         "{",
-        '{"classes": ["a"], "counts": [[1, 2]]}',
-        '{"classes": ["a"], "counts": [[-1]]}',
-        '{"classes": ["a"], "counts": [[1]], "tiers": ["x", "y"]}',
+        '{"classes": ["a"], "counts": [[1]], "devices": 1}',
+        '{"classes": ["a"], "counts": [[1, 2]], "tiers": ["x"], "devices": 1}',
+        '{"classes": ["a"], "counts": [[-1]], "tiers": ["x"], "devices": 1}',
+        '{"classes": ["a"], "counts": [[1]], "tiers": ["x", "y"], "devices": 1}',
     ],
 )
 def test_another_file_is_told(text, tmp_path):
@@ -73,14 +74,14 @@ def test_another_file_is_told(text, tmp_path):
 def test_the_report_shows_them(tmp_path):
     journal = three_rounds(tmp_path)
     journal.write_round(a_round(4), [a_device(4, 0)])
-    labels = Labels(classes=["<cat>", "dog"], counts=[[3, 0], [0, 5]])
+    labels = Labels(classes=["<cat>", "dog"], counts=[[3, 0], [0, 5]], tiers=["small", "small"], devices=2)
     (tmp_path / FILE).write_text(json.dumps(labels.model_dump()))
     shown = charts_of(write_report(tmp_path).read_text())["Labels of the training examples: class by device"]
     (trace,) = shown.traces
     assert trace["z"] == [[0, None], [None, 1]]
     assert trace["text"][1][1] == "device 1 (small): 5 of 5 examples are dog"
     assert trace["y"][0] == "&lt;cat>"
-    assert (tmp_path / "labels.csv").read_text() == "device,<cat>,dog\n0,3,0\n1,0,5\n"
+    assert (tmp_path / "labels.csv").read_text() == "device,tier,<cat>,dog\n0,small,3,0\n1,small,0,5\n"
 
 
 def test_classes_of_one_name_are_called_by_their_numbers():

@@ -33,14 +33,14 @@ from wildflower.strategies.privacy import (
 PRIVATE = {
     "strategy": "fedavg",
     "family-arguments": "norm = 'static'",
-    "dp-noise-multiplier": 1.0,
-    "dp-clip": 0.5,
-    "dp-delta": 1e-3,
+    "dp.noise-multiplier": 1.0,
+    "dp.clip": 0.5,
+    "dp.delta": 1e-3,
     "evaluate-every": 9,
     "evaluate-tiers": False,
 }
 ON_NODES = {"fleet": "", "devices": 2, "devices-per-round": 2}
-CONFIG = {"task": "digits", "strategy": "fedavg", "rounds": 9, "seed": 7, "dp-noise-multiplier": 1.0, "fleet": "one"}
+CONFIG = {"task": "digits", "strategy": "fedavg", "rounds": 9, "seed": 7, "dp.noise-multiplier": 1.0, "fleet": "one"}
 VALUES = {"a": torch.tensor([10.0, 20.0])}
 
 
@@ -272,13 +272,13 @@ def test_a_line_that_a_power_cut_tore_counts_where_its_model_may_be_known(seeded
 
 
 def test_a_run_ends_before_the_round_that_would_exceed_its_budget(tmp_path):
-    config = small_config(tmp_path, **PRIVATE | ON_NODES | {"dp-noise-multiplier": 0.0, "dp-epsilon": 5.0}, rounds=3)
+    config = small_config(tmp_path, **PRIVATE | ON_NODES | {"dp.noise-multiplier": 0.0, "dp.epsilon": 5.0}, rounds=3)
     folder = run(connected_grid(2, tmp_path), config)
     once = read_summary(folder).epsilon
     assert 4.9 < once <= 5.0
     (folder / "checkpoint" / "round-3" / "SHA256SUMS").write_text("")
     with pytest.raises(
-        BudgetSpentError, match="dp-epsilon = 5 is spent: the ledger counts 3 noised models of 3 rounds"
+        BudgetSpentError, match=r"dp\.epsilon = 5 is spent: the ledger counts 3 noised models of 3 rounds"
     ):
         run(connected_grid(2, tmp_path), config.model_copy(update={"resume": True}))
     found = read_summary(folder)
@@ -313,9 +313,9 @@ def test_a_copy_of_a_run_goes_on_only_if_somebody_says_that_it_is_the_only_one(t
     with_rounds(tmp_path / "here", 2, **on_nodes)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     Journal.open(tmp_path / "here", CONFIG | on_nodes, resume=True)
-    with pytest.raises(JournalError, match=r"the folder was copied, .* say so by resume-copy=true"):
+    with pytest.raises(JournalError, match=r"the folder was copied, .* say so by dp.resume-copy=true"):
         Journal.open(tmp_path / "there", CONFIG | on_nodes, resume=True)
-    Journal.open(tmp_path / "there", CONFIG | on_nodes | {"resume-copy": True}, resume=True)
+    Journal.open(tmp_path / "there", CONFIG | on_nodes | {"dp.resume-copy": True}, resume=True)
     resumed(tmp_path / "there")
     Journal.open(tmp_path / "there", CONFIG | on_nodes, resume=True)  # it is this run's file from now on
     (tmp_path / "there").rename(tmp_path / "moved")

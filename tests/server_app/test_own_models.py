@@ -287,7 +287,7 @@ def folder(tmp_path):
 
 
 def test_a_folder_of_weights_says_the_model_too(beside, tmp_path, folder, caplog):
-    keys = {"task": "own_texts:TASK", "family": "", "initial-weights": str(folder)}
+    keys = {"task": "own_texts:TASK", "family": "", "initial.weights": str(folder)}
     config = small_config(tmp_path, family_arguments="depths = [1, 2]", rounds=1, **keys)
     with caplog.at_level(logging.INFO, logger="flwr"):
         engine, _ = build(config)
@@ -308,13 +308,13 @@ def test_weights_of_a_file_are_what_devices_begin_with_and_a_run_is_not_resumed_
     given = {f"net.{name}": torch.full_like(tensor, 0.25) for name, tensor in drawn.method.weights.items()}
     file = tmp_path / "lenet.safetensors"
     save_file(given, file)
-    config = small_config(tmp_path, rounds=1, **{"initial-weights": str(file)})
+    config = small_config(tmp_path, rounds=1, **{"initial.weights": str(file)})
     engine, _ = build(config)
     assert all(torch.equal(tensor, torch.full_like(tensor, 0.25)) for tensor in engine.method.weights.values())
     run_dir = run(simulated_grid(), config)
     again = RunConfig.from_run_config(config.to_dict() | {"resume": True, "rounds": 2})
     save_file({name: tensor + 1 for name, tensor in given.items()}, file)
-    with pytest.raises(JournalError, match="the file of initial-weights is not as when the run began"):
+    with pytest.raises(JournalError, match=r"the file of initial\.weights is not as when the run began"):
         run(simulated_grid(), again)
     save_file(given, file)
     run(simulated_grid(), again)
@@ -328,7 +328,7 @@ def test_a_run_begins_with_torchvisions_weights(tmp_path, caplog):
     torch.save({called: state[name] for name, called in theirs.torchvision_names().items()}, file)
     keys = {"family": "mobilenet-v2", "strategy": "rafl", "seed": 5}
     with caplog.at_level(logging.INFO, logger="flwr"):
-        engine, _ = build(small_config(tmp_path, **keys, **{"initial-weights": str(file)}))
+        engine, _ = build(small_config(tmp_path, **keys, **{"initial.weights": str(file)}))
     drawn, _ = build(small_config(tmp_path, **keys))
     given, without = engine.method.supernet, drawn.method.supernet
     # The published network's kernel of 3 is the center of the supernet's of 7, and what is around it stays as drawn.
@@ -362,7 +362,7 @@ fits_width = 0.5
 def test_recipfl_writes_adapters_and_heads_and_the_given_encoder_stays(beside, tmp_path, folder):
     (tmp_path / "fleet.toml").write_text(STRONG_AND_WEAK)
     keys = {
-        **{"task": "own_texts:TASK", "family": "", "initial-weights": str(folder), "freeze": "embeddings, encoder"},
+        **{"task": "own_texts:TASK", "family": "", "initial.weights": str(folder), "freeze": "embeddings, encoder"},
         **{
             "strategy": "recipfl",
             "recipfl.hidden": 8,
@@ -373,7 +373,7 @@ def test_recipfl_writes_adapters_and_heads_and_the_given_encoder_stays(beside, t
             "optimizer": "adamw",
             "learning-rate": 1e-3,
             "devices-per-round": 6,
-            "personal-every": 2,
+            "personal.every": 2,
             "test-fraction": 0.2,
         },
         "family-arguments": "adapter = 2, depths = [1, 2]",
@@ -410,7 +410,7 @@ def test_of_lora_only_its_tensors_and_the_head_travel(beside, tmp_path, folder):
     travel once: a new model has 22 biases of 16 zeros, 7 scales of 16 ones and 3 biases of 20 zeros, so that
     21 x 16 + 6 x 16 + 2 x 20 = 472 numbers do not. Each tensor has a hash of 32 bytes and a flag.
     """
-    keys = {"task": "own_texts:TASK", "family": "", "initial-weights": str(folder), "freeze": "embeddings, encoder"}
+    keys = {"task": "own_texts:TASK", "family": "", "initial.weights": str(folder), "freeze": "embeddings, encoder"}
     learning = {"optimizer": "adamw", "learning-rate": 1e-2, "family-arguments": "lora = 2"}
     sizes = {"strategy": "fedavg", "fedavg.use": "all-large", "fleet": "", "devices": 4, "widths": "1", "rounds": 2}
     config = small_config(tmp_path, **keys, **learning, **sizes)
@@ -452,10 +452,10 @@ def test_recipfl_takes_levels_of_a_function(beside, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"initial-weights": "absent.pth"}, "initial-weights = 'absent.pth': there is no file or folder absent.pth"),
-        ({"initial-names": "'a' = 'b'"}, "initial-names = \"'a' = 'b'\": says what names"),
-        ({"initial-weights": "x", "initial-names": "'a' = 3"}, "'a' = 3: an entry is like"),
-        ({"initial-weights": "x", "strategy": "local"}, "has no global model that could begin with given weights"),
+        ({"initial.weights": "absent.pth"}, "initial.weights = 'absent.pth': there is no file or folder absent.pth"),
+        ({"initial.names": "'a' = 'b'"}, "initial.names = \"'a' = 'b'\": says what names"),
+        ({"initial.weights": "x", "initial.names": "'a' = 3"}, "'a' = 3: an entry is like"),
+        ({"initial.weights": "x", "strategy": "local"}, "has no global model that could begin with given weights"),
     ],
 )
 def test_weights_that_cannot_be_used_end_the_run_before_round_1(tmp_path, keys, words):
@@ -468,5 +468,5 @@ def test_an_error_about_given_weights_names_their_file_once(tmp_path):
     file = tmp_path / "weights.safetensors"
     save_file({"a": torch.zeros(1)}, file)
     with pytest.raises(ConfigError) as error:
-        build(small_config(tmp_path, **{"initial-weights": str(file), "initial-names": "'absent' = false"}))
-    assert str(error.value).startswith(f"initial-weights = '{file}': initial-names has 'absent'")
+        build(small_config(tmp_path, **{"initial.weights": str(file), "initial.names": "'absent' = false"}))
+    assert str(error.value).startswith(f"initial.weights = '{file}': initial.names has 'absent'")

@@ -142,7 +142,7 @@ def weights_after(folder: Path, grid: InProcessGrid, **changes) -> Weights:
     return checkpoint.load(run_dir).state.tensors
 
 
-CONNECTED = {"fleet": "", "report-max-age-seconds": 0.0, "below-smallest": "smallest"}
+CONNECTED = {"fleet": "", "below-smallest": "smallest"}
 
 
 @pytest.mark.thorough
@@ -204,9 +204,9 @@ PRIVATE = """
             return super().finish_round(trained)
 """
 NOISE = {
-    "dp-noise-multiplier": 1.0,
-    "dp-clip": 0.5,
-    "dp-delta": 1e-3,
+    "dp.noise-multiplier": 1.0,
+    "dp.clip": 0.5,
+    "dp.delta": 1e-3,
     "rounds": 1,
     "family-arguments": "norm = 'static'",
 }
@@ -558,7 +558,7 @@ def test_what_is_no_family_or_no_task_is_told(beside):
     assert "lacks blocks and groups, which every class of wildflower.models.base.Family has" in refused(
         {"family": f"{name}:Lacking"}
     )
-    assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of wildflower.tasks.task.Kind")
+    assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of wildflower.tasks.spec.Kind")
     with pytest.raises(PluginError, match="a family, where it is no function"):
         family_class(f"{name}:Settings")
 

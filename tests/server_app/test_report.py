@@ -8,11 +8,14 @@ from fake_runs import CONFIG, a_device, a_round, three_rounds
 from page_figures import charts_of, split
 from plotly.offline import get_plotlyjs
 
-from wildflower.server_app import report
+from wildflower.server_app import report_maps
+from wildflower.server_app.activity import gather_activity
 from wildflower.server_app.journal import Journal
-from wildflower.server_app.report import gather_activity, shade, shade_bounds, write_report
+from wildflower.server_app.report import write_report
+from wildflower.server_app.report_maps import shade, shade_bounds
 from wildflower.server_app.run_folder import JournalError, read_devices
 from wildflower.server_app.run_records import DeviceRecord
+from wildflower.server_app.units import percent
 
 EVIL = "<script>alert('1')</script>&"
 
@@ -95,7 +98,7 @@ def test_without_devices_their_table_has_its_heads_alone(tmp_path):
 
 
 def test_very_many_sizes_keep_three_digits(monkeypatch):
-    monkeypatch.setattr(report, "MAX_SIZES", 2)
+    monkeypatch.setattr("wildflower.server_app.activity.MAX_SIZES", 2)
     records = [device(number, 1, parameters=size) for number, size in enumerate((123_456, 123_999, 77_777))]
     assert gather_activity(records, rounds=1).sizes == {0: {123_000: 1, 124_000: 1, 77_800: 1}}
     assert gather_activity(records[:2], rounds=1).sizes == {0: {123_456: 1, 123_999: 1}}
@@ -124,9 +127,9 @@ def test_classes_and_devices_over_time(tmp_path):
 
 
 def test_of_many_evaluations_some_are_shown_the_last_among_them(monkeypatch):
-    monkeypatch.setattr(report, "MAX_CELLS", 8)
+    monkeypatch.setattr(report_maps, "MAX_CELLS", 8)
     scores = {number: {"a": 0.01 * number, "b": float("nan")} for number in range(1, 10)}
-    (chart,) = report._score_map("Accuracy", "class", scores, report.percent)
+    (chart,) = report_maps._score_map("Accuracy", "class", scores, percent)
     (trace,) = chart.traces
     assert trace["x"] == [3, 6, 9]
     assert trace["text"][0] == ["class a, round 3: 3 %", "class a, round 6: 6 %", "class a, round 9: 9 %"]
@@ -212,7 +215,7 @@ def test_devices_that_lost_what_they_kept_are_counted(tmp_path):
 
 
 def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("wildflower.server_app.report.MAX_DEVICES", 1)
+    monkeypatch.setattr("wildflower.server_app.activity.MAX_DEVICES", 1)
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     tiers = {"exit 10": 0.4, "exit 2": 0.3}
     devices = [a_device(1, 7, tier="exit 10"), a_device(1, 3, tier="exit 2")]
@@ -227,11 +230,18 @@ def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
 
 
 def test_what_is_no_default_is_seen_at_once_with_what_it_means(tmp_path):
-    config = CONFIG | {"strategy": "fedrolex", "alpha": 0.5, "note": "of another version"}
+    config = CONFIG | {"strategy": "fedrolex", "alpha": 0.5, "note": "of no method"}
     Journal.open(tmp_path, config, resume=False).finish("finished")
     page = write_report(tmp_path).read_text()
     shown, _, folded = page.partition("<h2>Configuration</h2>")[2].partition("<details>")
-    assert re.findall(r"<tr><td>([a-z-]+)</td>", shown) == ["strategy", "rounds", "seed", "learning-rate", "note"]
+    assert re.findall(r"<tr><td>([a-z-]+)</td>", shown) == [
+        "strategy",
+        "fleet",
+        "rounds",
+        "seed",
+        "learning-rate",
+        "note",
+    ]
     assert "<td>rounds</td><td>3</td><td>Rounds of the whole run</td>" in shown
     assert re.findall(r"<tr><td>([a-z-]+)</td>", folded.partition("</details>")[0]) == ["task", "alpha"]
     assert "2 keys with their default" in folded
@@ -335,7 +345,7 @@ def test_long_runs_share_columns():
 
 
 def test_tiers_take_over_above_the_limit(monkeypatch):
-    monkeypatch.setattr(report, "MAX_DEVICES", 2)
+    monkeypatch.setattr("wildflower.server_app.activity.MAX_DEVICES", 2)
     records = [device(number, 1, tier="ab"[number % 2]) for number in range(3)]
     assert list(gather_activity(records[:2], rounds=1).rows) == [0, 1]
     activity = gather_activity(records, rounds=1)
@@ -355,7 +365,7 @@ def test_shades():
 
 def test_rows_of_a_chart_have_names_of_their_own():
     names = ["Kitchen appliances: toaster", "Kitchen appliances: toaster oven", "phone"]
-    assert report._row_names(names) == ["Kitchen appliances: toa…", "Kitchen appliances:… (2)", "phone"]
+    assert report_maps._row_names(names) == ["Kitchen appliances: toa…", "Kitchen appliances:… (2)", "phone"]
 
 
 def test_a_part_whose_name_begins_with_another_ones_keeps_both_columns(tmp_path):

@@ -67,8 +67,8 @@ def test_keys_of_the_run_that_nothing_reads_may_change(tmp_path):
 @pytest.mark.parametrize(
     ("with_it", "why"),
     [
-        ({"schedule": "cosine"}, "falls towards 0 over 3 rounds"),
-        ({"dp-epsilon": 3.0}, "has the noise with which 3 rounds reach dp-epsilon = 3"),
+        ({"schedule.kind": "cosine"}, "falls towards 0 over 3 rounds"),
+        ({"dp.epsilon": 3.0}, "has the noise with which 3 rounds reach dp.epsilon = 3"),
         ({"strategy": "scalefl"}, "what scalefl does in a round .* depends on its having 3 rounds"),
     ],
 )

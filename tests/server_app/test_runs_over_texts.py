@@ -50,8 +50,8 @@ def config(folder: Path, **changes: Any) -> RunConfig:
         "partition": "natural",
         "examples_per_device": 0,
         "test_fraction": 0.25,
-        "personal_every": 2,
-        "personal_epochs": 0,
+        "personal__every": 2,
+        "personal__epochs": 0,
         "rounds": 2,
         "evaluate_every": 2,
         "local_steps": 4,
@@ -83,7 +83,7 @@ def test_every_device_is_scored_on_its_own_label_set(folder: Path) -> None:
 
 def test_a_run_over_texts_ends_with_a_journal(folder: Path) -> None:
     """Batches are of several lengths, and devices train and are scored on their own classes."""
-    run_dir = run(simulated_grid(), config(folder, personal_epochs=1))
+    run_dir = run(simulated_grid(), config(folder, personal__epochs=1))
     last = read_rounds(run_dir)[-1]
     assert last.personal_score_by_device is not None
     assert sorted(last.personal_score_by_device) == list(range(SOURCES))
@@ -245,14 +245,14 @@ def test_a_name_on_the_hub_says_the_sizes_of_its_model(folder: Path, monkeypatch
         return model / file
 
     monkeypatch.setattr("wildflower.models.initial._from_hub", downloaded)
-    engine, _ = started(config(folder, family="encoder", initial_weights="me/tiny"))
+    engine, _ = started(config(folder, family="encoder", initial__weights="me/tiny"))
     family = engine.method.family
     assert (family.hidden, family.depth, family.heads) == (16, 1, 2)
     there.remove("config.json")  # then the sizes are to be given
     sizes = "hidden = 16, heads = 2, mlp = 16, depth = 1, positions = 16"
-    started(config(folder, family="encoder", family_arguments=sizes, initial_weights="me/tiny"))
-    with pytest.raises(ConfigError, match=r"^initial-weights = 'mine/pretrained\.pth': there is no file or folder"):
-        started(config(folder, family="encoder", initial_weights="mine/pretrained.pth"))
+    started(config(folder, family="encoder", family_arguments=sizes, initial__weights="me/tiny"))
+    with pytest.raises(ConfigError, match=r"^initial.weights = 'mine/pretrained\.pth': there is no file or folder"):
+        started(config(folder, family="encoder", initial__weights="mine/pretrained.pth"))
 
 
 def model_folder(folder: Path, vocabulary: dict[str, int], *, mlp: int = 16, positions: int = 16) -> Path:
@@ -272,15 +272,15 @@ def test_another_vocabulary_of_the_same_size_than_the_models_own_is_refused(fold
     words = [word for word, number in VOCABULARY.items() if number >= 5]
     reversed_ = dict(VOCABULARY) | dict(zip(words, numbers[:4:-1], strict=True))
     model = model_folder(folder, reversed_)
-    settings = {"family": "encoder", "initial_weights": str(model)}
+    settings = {"family": "encoder", "initial__weights": str(model)}
     # Of 42 words in the reverse order all have other numbers: there is no middle one.
-    with pytest.raises(ConfigError, match=r"^initial-weights = .*: 42 of 47 differ, the first is number 5, 'a' and in"):
+    with pytest.raises(ConfigError, match=r"^initial.weights = .*: 42 of 47 differ, the first is number 5, 'a' and in"):
         started(config(folder, **settings))
-    beside = settings | {"initial_weights": str(model / "model.safetensors")}
+    beside = settings | {"initial__weights": str(model / "model.safetensors")}
     sizes = "hidden = 16, heads = 2, mlp = 16, depth = 1, positions = 16"
     with pytest.raises(ConfigError, match="42 of 47 differ"):  # the file lies beside its tokenizer
         started(config(folder, **beside, family_arguments=sizes))
-    started(config(folder, **settings, initial_names="'embeddings.word_embeddings' = false"))
+    started(config(folder, **settings, initial__names="'embeddings.word_embeddings' = false"))
     arguments = config(folder).task_arguments.replace(str(folder / "words"), str(model))
     started(config(folder, **settings, task_arguments=arguments))
 
@@ -290,10 +290,10 @@ def test_only_embeddings_of_tokens_count_as_embeddings(folder: Path) -> None:
     """An MLP, or a table of positions, with more rows than the vocabulary has tokens is none."""
     words = [word for word, number in VOCABULARY.items() if number >= 5]
     reversed_ = dict(VOCABULARY) | dict(zip(words, list(VOCABULARY.values())[:4:-1], strict=True))
-    settings = {"family": "encoder", "initial_weights": str(model_folder(folder, reversed_, mlp=64, positions=64))}
+    settings = {"family": "encoder", "initial__weights": str(model_folder(folder, reversed_, mlp=64, positions=64))}
     with pytest.raises(ConfigError, match="42 of 47 differ"):
         started(config(folder, **settings))
-    started(config(folder, **settings, initial_names="'embeddings.word_embeddings' = false"))
+    started(config(folder, **settings, initial__names="'embeddings.word_embeddings' = false"))
 
 
 def test_embeddings_of_a_module_of_ones_own_are_compared_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,14 +307,14 @@ def test_embeddings_of_a_module_of_ones_own_are_compared_too(folder: Path, monke
     save_file({"words.weight": torch.ones(48, 8)}, model / "model.safetensors")
     settings = {"family": "own_pooled:Net", "family_arguments": "arguments = {rows = 48}"}
     with pytest.raises(ConfigError, match="42 of 47 differ"):
-        started(config(folder, **settings, initial_weights=str(model)))
+        started(config(folder, **settings, initial__weights=str(model)))
 
 
 def test_words_in_place_of_free_tokens_and_behind_the_last_are_the_models_vocabulary(folder: Path) -> None:
     free = {(f"[unused{n}]" if token in ("red", "blue") else token): n for token, n in VOCABULARY.items()}
     del free["[unused46]"]
     assert list(free)[-1] == "[unused45]"
-    started(config(folder, family="encoder", initial_weights=str(model_folder(folder, free))))
+    started(config(folder, family="encoder", initial__weights=str(model_folder(folder, free))))
 
 
 @pytest.mark.thorough

@@ -28,7 +28,8 @@ from wildflower.models.base import Family, ImageFamily
 from wildflower.models.cost import cost
 from wildflower.models.layers import Block, Flatten, Linear, Relu
 from wildflower.rounds.engine import Engine
-from wildflower.rounds.population import Holdings, SimulatedDevices
+from wildflower.rounds.population import Holdings
+from wildflower.rounds.simulated_devices import SimulatedDevices
 from wildflower.rounds.standard_hooks import standard_hooks
 from wildflower.strategies.distillation import Distillation
 from wildflower.strategies.method import ClientStep, Method, Setup, client_step_of

@@ -165,7 +165,7 @@ def rounds_with_one_hostile(tmp_path, method, kind, number=1):
     grid.tamper = lambda m: (
         changed_reply(hostile)(m) if (m.metadata.message_type, m.metadata.src_node_id) in kinds else m
     )
-    changes = HARDWARE | {"aggregation": kind, "devices": 5, "devices-per-round": 5}
+    changes = HARDWARE | {"aggregation.rule": kind, "devices": 5, "devices-per-round": 5}
     engine, results = run_rounds(tmp_path / f"run-{kind}", method, grid, number, **changes)
     assert {line["outcome"] for line in results[0].devices} == {"trained"}
     return max(float(v.abs().max()) for n, v in engine.state().tensors.items() if n.startswith("weights/"))
@@ -176,7 +176,7 @@ def allowed(method):
         config = small_config_of(method)
     except ConfigError:
         return False
-    return config.aggregation == "median"
+    return config.aggregation.rule == "median"
 
 
 def small_config_of(method):
@@ -184,16 +184,16 @@ def small_config_of(method):
     from pathlib import Path
 
     with tempfile.TemporaryDirectory() as folder:
-        return small_config(Path(folder), **METHODS[method] | {"aggregation": "median"})
+        return small_config(Path(folder), **METHODS[method] | {"aggregation.rule": "median"})
 
 
 def test_methods_that_rely_on_the_mean_or_have_none_say_so(tmp_path):
     refused = {METHODS[method]["strategy"] for method in METHODS if not allowed(method)}
     assert {"local", "recipfl", "hypemefed", "scaffold", "q-fedavg"} <= refused
-    with pytest.raises(ConfigError, match="aggregation = 'median': strategy = 'scaffold' relies on the mean"):
-        small_config(tmp_path, strategy="scaffold", aggregation="median")
+    with pytest.raises(ConfigError, match=r"aggregation\.rule = 'median': strategy = 'scaffold' relies on the mean"):
+        small_config(tmp_path, strategy="scaffold", aggregation__rule="median")
     with pytest.raises(ConfigError, match="strategy = 'depthfl'"):
-        small_config(tmp_path, **METHODS["depthfl"] | {"depthfl.alpha": 0.1, "aggregation": "median"})
+        small_config(tmp_path, **METHODS["depthfl"] | {"depthfl.alpha": 0.1, "aggregation.rule": "median"})
 
 
 @by_method(method for method in METHODS if allowed(method))
@@ -222,7 +222,7 @@ def test_a_simulation_and_nodes_of_their_own_come_to_the_same_model(kind, tmp_pa
         grid.turn = lambda messages: messages[::-1]
         folder = tmp_path / f"{nodes}"
         folder.mkdir()
-        engine, scorer = started(small_config(folder, aggregation=kind, workers=nodes, evaluate_every=1))
+        engine, scorer = started(small_config(folder, aggregation__rule=kind, workers=nodes, evaluate_every=1))
         result = engine.run_round(grid, 1, scorer)
         assert result.record["devices_replied"] == 4
         assert result.record["score"] is not None

@@ -32,10 +32,12 @@ from wildflower.server_app.app import run
 from wildflower.server_app.checkpoint import load
 from wildflower.server_app.config import ConfigError
 from wildflower.server_app.run_folder import read_devices, read_rounds
-from wildflower.strategies.anycostfl import AnycostFL, AnycostFLParams, Code, channel_norms, code_of, strongest
+from wildflower.strategies.anycostfl import AnycostFL, AnycostFLParams
+from wildflower.strategies.channels import channel_norms, strongest
 from wildflower.strategies.method import Contribution, Group, Order, Training, client_step_of
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.submodel import initial_weights
+from wildflower.strategies.update_compression import Code, code_of
 
 
 def make(folder):
@@ -461,10 +463,10 @@ def test_a_simulation_has_the_bits_of_real_nodes_and_counts_what_travels(tmp_pat
     [
         ({"anycostfl.beta": 0.02}, "leaves 131 of the 6596 bytes .* it takes 135 .* to 0.021 or more, or to 1"),
         ({"norm-bound": 1.0}, "norm-bound = 1: .* set norm-bound = 0, or anycostfl.beta = 1"),
-        ({"aggregation": "median"}, "aggregation = 'median': strategy = 'anycostfl' relies on the mean"),
-        ({"dp-epsilon": 5.0}, "strategy = 'anycostfl': with these settings it learns more of devices"),
+        ({"aggregation.rule": "median"}, "aggregation.rule = 'median': strategy = 'anycostfl' relies on the mean"),
+        ({"dp.epsilon": 5.0}, "strategy = 'anycostfl': with these settings it learns more of devices"),
         (
-            {"secure-aggregation": True, "secure-minimum": 4, "family": "pfl-cnn"},
+            {"secure-aggregation.minimum": 4, "family": "pfl-cnn"},
             "lets the server see sums only, .* every device returns the tensor set 'update' by itself",
         ),
     ],

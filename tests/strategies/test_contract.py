@@ -519,7 +519,8 @@ def test_error_replies_count_as_failed_or_late_devices(method, code, tmp_path):
 def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(method, tmp_path, monkeypatch):
     clock = FakeTime()
     monkeypatch.setattr("wildflower.rounds.exchange.time", clock)
-    monkeypatch.setattr("wildflower.rounds.population.time", clock)
+    for module in ("population", "connected_devices"):
+        monkeypatch.setattr(f"wildflower.rounds.{module}.time", clock)
     grid = connected_grid(4, tmp_path)
     config = small_config(tmp_path, **METHODS[method] | HARDWARE | {"deadline-seconds": 30.0, "evaluate-every": 4})
     engine, scorer = started(config)

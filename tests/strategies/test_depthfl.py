@@ -12,7 +12,7 @@ from wildflower.devices.budget import Budget
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.cnn import Cnn3
 from wildflower.models.encoder import Encoder
-from wildflower.models.layers import MeanOfExits
+from wildflower.models.network import MeanOfExits
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
 from wildflower.strategies.method import Model, Order, client_step_of

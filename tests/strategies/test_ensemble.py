@@ -93,7 +93,7 @@ def test_a_student_that_diverges_leaves_the_average(caplog):
 
 
 def test_public_data_must_be_there():
-    with pytest.raises(ValueError, match="feddf learns from public data, and the run has none: set public-task"):
+    with pytest.raises(ValueError, match=r"feddf learns from public data, and the run has none: set public\.task"):
         require_public("feddf", None, settings())
     with pytest.raises(ValueError, match="too few"):
         require_public("feddf", replace(PUBLIC, inputs=PUBLIC.inputs[:3]), settings())
@@ -162,27 +162,29 @@ def test_a_public_task_of_another_shape_is_refused_before_the_first_round(tmp_pa
     images[::2] = 200
     for part in ("train", "test"):
         np.savez(data / f"{part}.npz", inputs=images, labels=np.arange(8) % 2)
-    keys = METHODS["feddf"] | {"public-task": "npz", "public-data-dir": str(data), "public-examples": 0}
-    with pytest.raises(ConfigError, match="public-task = 'npz': its inputs are 3x9x9, and the run's models read 1x8x8"):
+    keys = METHODS["feddf"] | {"public.task": "npz", "public.data-dir": str(data), "public.examples": 0}
+    with pytest.raises(
+        ConfigError, match=r"public\.task = 'npz': its inputs are 3x9x9, and the run's models read 1x8x8"
+    ):
         started(small_config(tmp_path, **keys))
 
 
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("/no/such", "public-task = 'npz': public-data-dir '/no/such' of the task 'npz' does not exist; it must be a"),
-        ("", "public-task = 'npz': the task 'npz' needs public-data-dir: the folder of your train.npz and test.npz"),
+        ("/no/such", "public.task = 'npz': public.data-dir '/no/such' of the task 'npz' does not exist; it must be a"),
+        ("", "public.task = 'npz': the task 'npz' needs public.data-dir: the folder of your train.npz and test.npz"),
     ],
 )
 def test_what_is_wrong_with_the_public_data_names_their_own_key(folder, message, tmp_path):
-    keys = METHODS["feddf"] | {"public-task": "npz", "public-data-dir": folder}
+    keys = METHODS["feddf"] | {"public.task": "npz", "public.data-dir": folder}
     with pytest.raises(ConfigError, match=message):
         started(small_config(tmp_path, **keys))
 
 
 def test_more_public_examples_than_there_are_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="has 1438 training inputs, and public-examples asks for 5000"):
-        started(small_config(tmp_path, **METHODS["feddf"] | {"public-examples": 5000}))
+    with pytest.raises(ConfigError, match=r"has 1438 training inputs, and public\.examples asks for 5000"):
+        started(small_config(tmp_path, **METHODS["feddf"] | {"public.examples": 5000}))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,8 @@ def test_more_public_examples_than_there_are_is_an_error(tmp_path):
     ],
 )
 def test_public_data_that_nothing_reads_are_refused_before_the_first_round(strategy, message, tmp_path):
-    with pytest.raises(ConfigError, match=f"public-task = 'digits': {message}"):
-        small_config(tmp_path, **{"strategy": strategy, "public-task": "digits"})
+    with pytest.raises(ConfigError, match=f"public.task = 'digits': {message}"):
+        small_config(tmp_path, **{"strategy": strategy, "public.task": "digits"})
 
 
 class Deaf(FedAvg):
@@ -207,9 +209,9 @@ class Deaf(FedAvg):
 
 def test_keys_of_public_data_need_the_task(tmp_path):
     with pytest.raises(ConfigError, match="say nothing without it"):
-        small_config(tmp_path, **{"public-examples": 5})
-    with pytest.raises(ConfigError, match="no such public-task"):
-        small_config(tmp_path, **{"public-task": "digit"})
+        small_config(tmp_path, **{"public.examples": 5})
+    with pytest.raises(ConfigError, match=r"no such public\.task"):
+        small_config(tmp_path, **{"public.task": "digit"})
 
 
 def test_the_runs_layout_is_that_of_the_students_steps():

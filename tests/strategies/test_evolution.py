@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from wildflower.devices.budget import Budget
-from wildflower.models.cost import cost, inference_macs
+from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.frontier import Prices
 from wildflower.models.space import Space
+from wildflower.models.training_step import inference_macs
 from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch, evolve
 from wildflower.strategies.search import ExactSearch, PoolSearch
 

@@ -21,9 +21,10 @@ from tests.strategies.by_hand import (
 )
 from wildflower.messages.error import MessageError
 from wildflower.models.cnn import Cnn3
-from wildflower.models.cost import _Step, cost, distinct_convolutions
+from wildflower.models.cost import cost
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
+from wildflower.models.training_step import Step, distinct_convolutions
 from wildflower.strategies.fjord import FjORD, FjORDParams, OrderedDropout, training_cost
 from wildflower.strategies.method import Order, client_step_of
 
@@ -102,7 +103,7 @@ def test_the_compiled_convolutions_of_all_widths_are_charged():
     whole, half = family.full(), family.width(0.5)
     counted = {}
     for architecture in (whole, half):
-        step = _Step(1)
+        step = Step(1)
         step.run(family.blocks(architecture), family.input_shape, family.classes)
         counted[architecture] = step.convolutions
         assert distinct_convolutions(family, architecture) == step.convolutions

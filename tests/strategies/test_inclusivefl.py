@@ -327,7 +327,7 @@ def test_types_may_have_rates_of_their_own():
 
 
 def test_rounds_with_heads_of_the_devices_own(tmp_path):
-    keys = METHODS["inclusivefl"] | {"inclusivefl.head": "own", "personal-every": 1, "test-fraction": 0.25}
+    keys = METHODS["inclusivefl"] | {"inclusivefl.head": "own", "personal.every": 1, "test-fraction": 0.25}
     engine, scorer = started(small_config(tmp_path, **keys | {"examples-per-device": 60}))
     grid = simulated_grid()
     before = {a: dict(w) for a, w in engine.method.weights.items()}

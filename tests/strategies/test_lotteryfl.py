@@ -281,7 +281,7 @@ def test_a_restart_goes_on_with_all_masks():
 def test_rounds_in_which_all_prune_bring_fewer_bytes_each_time(tmp_path):
     """(1 - 0.5)^r > 0.2 holds for r = 0, 1 and 2: three prunings, after which masks stay and are not returned."""
     keys = METHODS["lotteryfl"] | {"lotteryfl.pruned": 0.5, "lotteryfl.target": 0.2, "devices-per-round": 6}
-    config = small_config(tmp_path, rounds=5, **keys | {"local-steps": 3, "personal-every": 5, "test-fraction": 0.25})
+    config = small_config(tmp_path, rounds=5, **keys | {"local-steps": 3, "personal.every": 5, "test-fraction": 0.25})
     engine, scorer = started(config)
     # All tickets answer something right on 18 examples, once they have trained.
     grid = simulated_grid()

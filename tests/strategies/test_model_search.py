@@ -16,7 +16,8 @@ from wildflower.server_app.config import ConfigError
 from wildflower.strategies import METHODS
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.method import Order, Trained, Training
-from wildflower.strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, layer_shares
+from wildflower.strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining
+from wildflower.strategies.model_search_params import layer_shares
 from wildflower.strategies.pricing import Means, fits
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
@@ -231,7 +232,7 @@ def test_running_statistics_are_tracked_and_averaged_where_the_user_says_so(tmp_
     """Then there is nothing to ask devices for before the model is scored."""
     arguments = {"family-arguments": "first_channels = 4, norm = 'batch'"}
     engine, scorer = started(small_config(tmp_path, **SEARCH | arguments | {"evaluate-every": 1}))
-    monkeypatch.setattr(engine, "_statistics", None)  # what asks devices for statistics
+    monkeypatch.setattr(engine.evaluation, "_statistics", None)  # what asks devices for statistics
     assert set(engine.method.weights["stem.norm.running_mean"].tolist()) == {0.0}
     result = engine.run_round(simulated_grid(), 1, scorer)
     assert result.record["score"] is not None
@@ -247,7 +248,7 @@ def test_families_without_an_activation_to_choose_are_left_alone(tmp_path):
 
 
 def test_devices_without_a_link_are_skipped_and_counted(tmp_path):
-    config = small_config(tmp_path, **SEARCH | SMALL_RESNET | {"transfer-seconds": 10.0, "devices-per-round": 6})
+    config = small_config(tmp_path, **SEARCH | SMALL_RESNET | {"budget.transfer-seconds": 10.0, "devices-per-round": 6})
     (tmp_path / "none.csv").write_text("seconds,mbit_per_s\n0,0\n1,0\n")
     fleet = tmp_path / "six.toml"
     fleet.write_text(fleet.read_text().replace('link = "20 Mbit/s"', 'down_trace = "none.csv"\nup_trace = "none.csv"'))
@@ -263,7 +264,7 @@ def test_devices_without_a_link_are_skipped_and_counted(tmp_path):
 def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_next_report_is_as_high(
     tmp_path, monkeypatch
 ):
-    hardware = {"fleet": "", "devices": 1, "devices-per-round": 1, "batch-size": 2, "memory-fraction": 1.0}
+    hardware = {"fleet": "", "devices": 1, "devices-per-round": 1, "batch-size": 2, "budget.memory-fraction": 1.0}
     hardware["model-search.tolerance"] = 0.0
     engine, scorer = started(small_config(tmp_path, **SEARCH | SMALL_RESNET | hardware))
     strategy = engine.method

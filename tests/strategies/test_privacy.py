@@ -28,7 +28,7 @@ VIT = {
     "family-arguments": "hidden = 12, depth = 3, heads = 2, mlp = 16",
     "below-smallest": "smallest",
 }
-DP = {"dp-noise-multiplier": 1.0, "dp-clip": 0.5, "dp-delta": 1e-3}
+DP = {"dp.noise-multiplier": 1.0, "dp.clip": 0.5, "dp.delta": 1e-3}
 
 
 def renyi_epsilon(order: float, noise: float, rate: float) -> float:
@@ -127,7 +127,7 @@ def test_noise_of_the_systems_entropy_is_normal():
 @pytest.mark.parametrize("name", ["all-large", "heterofl", "fedrolex", "flexifed"])
 def test_one_device_more_moves_the_model_by_its_clipped_change(name, tmp_path):
     """Also where it has the smallest sub-model."""
-    config = small_config(tmp_path, **METHODS[name] | VIT | DP | {"dp-noise-multiplier": 1e-9, "dp-clip": 0.01})
+    config = small_config(tmp_path, **METHODS[name] | VIT | DP | {"dp.noise-multiplier": 1e-9, "dp.clip": 0.01})
     models = []
     for came in (False, True):
         method = started(config)[0].method
@@ -154,7 +154,7 @@ def change_of_norm(method: Method, norm: float) -> Contribution:
 
 @pytest.mark.thorough
 def test_a_run_says_what_it_costs(tmp_path):
-    config = small_config(tmp_path, **STATIC | {"dp-epsilon": 3.0, "dp-delta": 1e-3, "rounds": 3, "evaluate-every": 3})
+    config = small_config(tmp_path, **STATIC | {"dp.epsilon": 3.0, "dp.delta": 1e-3, "rounds": 3, "evaluate-every": 3})
     run(simulated_grid(), config)
     folder = tmp_path / "runs" / "small"
     rounds, summary = read_rounds(folder), read_summary(folder)
@@ -168,7 +168,7 @@ def test_a_run_says_what_it_costs(tmp_path):
     assert plan.epsilon == pytest.approx(spent[2])
     assert plan.to_json()["delta"] == 1e-3
     again = {**config.to_dict(), "resume": True, "rounds": 5}
-    with pytest.raises(JournalError, match="noise with which 3 rounds reach dp-epsilon = 3"):
+    with pytest.raises(JournalError, match=r"noise with which 3 rounds reach dp\.epsilon = 3"):
         run(simulated_grid(), type(config).from_run_config(again))
 
 
@@ -222,7 +222,7 @@ def test_devices_take_part_by_chance_and_none_is_left_waiting(tmp_path):
 
 def test_the_server_bounds_what_real_nodes_send(tmp_path, caplog):
     """A step with a huge learning rate goes far; without noise the model moves by the clip at most."""
-    keys = STATIC | {"fleet": "", "devices": 2, "devices-per-round": 2, "dp-noise-multiplier": 1e-9, "dp-clip": 0.01}
+    keys = STATIC | {"fleet": "", "devices": 2, "devices-per-round": 2, "dp.noise-multiplier": 1e-9, "dp.clip": 0.01}
     config = small_config(tmp_path, **keys | {"learning-rate": 50.0})
     engine, _ = started(config)
     engine.start()
@@ -231,7 +231,7 @@ def test_the_server_bounds_what_real_nodes_send(tmp_path, caplog):
         result = engine.run_round(connected_grid(2, tmp_path), 1, lambda model: None)
     assert result.record["devices_bounded"] == 2
     [told] = [record for record in caplog.records if "scaled down" in record.getMessage()]
-    assert told.getMessage() == "Round 1: the updates of devices [0, 1] are scaled down to dp-clip"
+    assert told.getMessage() == "Round 1: the updates of devices [0, 1] are scaled down to dp.clip"
     assert told.levelname == "INFO"  # which is what clipping is for
     after = engine.state().tensors
     moved = math.sqrt(sum(float((after[n].double() - before[n].double()).square().sum()) for n in before))
@@ -255,13 +255,13 @@ def test_noise_over_real_nodes_is_not_of_the_seed(tmp_path):
         ({"strategy": "scaffold"}, "strategy = 'scaffold': with these settings it learns more"),
         (METHODS["inclusivefl"], "strategy = 'inclusivefl': with these settings it learns more"),
         (METHODS["depthfl"] | {"depthfl.alpha": 0.1}, "strategy = 'depthfl'"),
-        (STATIC | {"aggregation": "median"}, "aggregation = 'median': does not go with differential privacy"),
-        (STATIC | {"norm-bound": 1.0}, "norm-bound = 1.0: .*dp-clip is the bound"),
+        (STATIC | {"aggregation.rule": "median"}, "aggregation.rule = 'median': does not go with differential privacy"),
+        (STATIC | {"norm-bound": 1.0}, "norm-bound = 1.0: .*dp.clip is the bound"),
         (STATIC | {"both-models": True}, "both-models = True"),
         (STATIC | {"over-selection": 0.3}, "over-selection = 0.3"),
-        (STATIC | {"personal-every": 1, "test-fraction": 0.2}, "personal-every = 1"),
-        (STATIC | {"dp-epsilon": 1.0}, "dp-noise-multiplier = 1.0: dp-epsilon = 1 says"),
-        (STATIC | {"dp-delta": 0.2}, "dp-delta = 0.2: with devices = 6 it must be below 0.167"),
+        (STATIC | {"personal.every": 1, "test-fraction": 0.2}, "personal.every = 1"),
+        (STATIC | {"dp.epsilon": 1.0}, "dp.noise-multiplier = 1.0: dp.epsilon = 1 says"),
+        (STATIC | {"dp.delta": 0.2}, "dp.delta = 0.2: with devices = 6 it must be below 0.167"),
     ],
 )
 def test_what_breaks_it_is_refused(keys, why, tmp_path):

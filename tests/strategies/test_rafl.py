@@ -20,11 +20,12 @@ from wildflower.devices.budget import Budget
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.base import with_weights
-from wildflower.models.cost import cost, inference_macs
+from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
+from wildflower.models.training_step import inference_macs
 from wildflower.strategies.ensemble import Ensemble
 from wildflower.strategies.method import Order
 from wildflower.strategies.pricing import tensor_set_bytes
@@ -236,7 +237,7 @@ def test_its_own_family_need_not_have_a_kind_of_norm():
         ({"shares": (1e-12, 1.0)}, "rafl.shares = "),
         ({"knowledge_family": "resnet99"}, "rafl.knowledge-family = 'resnet99'"),
         ({"knowledge_family": "lenet5", "knowledge_arguments": "hidden"}, "arguments must be like"),
-        ({"fusion": "ensemble"}, "set public-task"),
+        ({"fusion": "ensemble"}, "set public.task"),
     ],
 )
 def test_what_cannot_be_is_said_before_the_first_round(changes, said):
@@ -507,7 +508,7 @@ def test_a_model_that_the_device_draws_is_bounded_by_memory_alone():
     assert method.assign(0, slow) == FAMILY.full()
     assert method.assign(0, replace(slow, download_bytes=small - 1)) is None
     assert method.assign(0, replace(slow, upload_bytes=small - 1)) is None
-    with pytest.raises(ValueError, match=r"set rafl\.first = 'sent', or leave initial-weights out"):
+    with pytest.raises(ValueError, match=r"set rafl\.first = 'sent', or leave initial.weights out"):
         rafl(SHARES.model_copy(update={"first": "drawn"}), initial=FAMILY.initial())
 
 
@@ -772,7 +773,7 @@ def test_a_run_from_a_supernet_searches_by_the_accuracies_beside_its_weights(tmp
     drawn, _ = started(small_config(tmp_path, **keys))
     file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
     save_file({**drawn.method.supernet}, file)
-    engine, scorer = started(small_config(tmp_path, **keys | {"initial-weights": str(file)}))
+    engine, scorer = started(small_config(tmp_path, **keys | {"initial.weights": str(file)}))
     first, second = run(engine, scorer, (1, 2), simulated_grid())
     assert (first["devices_replied"], second["devices_replied"]) == (4, 4)
     smallest = ElasticSpace.of(engine.method.family).smallest()
@@ -878,7 +879,7 @@ def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tm
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_devices_score_the_knowledge_network_on_their_own_examples(epochs, tmp_path):
     """As it was sent, or as they have trained it for the score: here done again by hand."""
-    keys = METHODS["rafl"] | {"personal-every": 1, "personal-epochs": epochs, "test-fraction": 0.25}
+    keys = METHODS["rafl"] | {"personal.every": 1, "personal.epochs": epochs, "test-fraction": 0.25}
     keys |= {"momentum": 0.0, "weight-decay": 0.0, "batch-size": 1000, "learning-rate": 0.1}
     engine, scorer = started(small_config(tmp_path, **keys | {"evaluate-every": 9, "devices-per-round": 6}))
     record = run(engine, scorer, (1,), simulated_grid())[0]
@@ -925,12 +926,12 @@ def test_ensemble_distillation_goes_on_from_the_average(tmp_path):
 @pytest.mark.thorough
 def test_a_run_from_given_weights_calibrates_in_its_first_round(tmp_path):
     """Two rounds over real nodes; what personal models are scored with lies on the devices, or is cut for them."""
-    keys = {"strategy": "rafl", "family": "resnet18", "family-arguments": "first_channels = 4", "personal-every": 1}
+    keys = {"strategy": "rafl", "family": "resnet18", "family-arguments": "first_channels = 4", "personal.every": 1}
     keys |= {"test-fraction": 0.2}
     file = tmp_path / "supernet.safetensors"
     drawn, _ = started(small_config(tmp_path, **keys))
     save_file({**drawn.method.supernet}, file)
-    keys |= {"personal-epochs": 0, "initial-weights": str(file), "evaluate-every": 1, "devices-per-round": 3}
+    keys |= {"personal.epochs": 0, "initial.weights": str(file), "evaluate-every": 1, "devices-per-round": 3}
     engine, scorer = started(small_config(tmp_path, **keys))
     assert engine.method.knowledge.cut
     first, second = run(engine, scorer, (1, 2), simulated_grid())

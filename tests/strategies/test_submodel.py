@@ -9,8 +9,8 @@ DISTILLED = {
     "distillation.steps": 1,
     "distillation.batch-size": 2,
     "distillation.learning-rate": 0.5,
-    "decay-rounds": "1",
-    "decay-factor": 0.1,
+    "schedule.decay-rounds": "1",
+    "schedule.decay-factor": 0.1,
 }
 
 

@@ -23,23 +23,18 @@ from tests.strategies.by_hand import (
 from wildflower.devices.budget import Budget
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
-from wildflower.models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Cost, cost, distinct_convolutions
+from wildflower.models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Cost, cost
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
 from wildflower.models.trace import _Storages
+from wildflower.models.training_step import distinct_convolutions
 from wildflower.models.vit import VitTiny
-from wildflower.rounds.engine import Engine
+from wildflower.strategies.level_options import sizes_between
 from wildflower.strategies.method import Order, client_step_of
 from wildflower.strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
 from wildflower.strategies.pricing import Means
-from wildflower.strategies.wildflower import (
-    LevelTraining,
-    Wildflower,
-    WildflowerParams,
-    level_cost,
-    sizes_between,
-)
+from wildflower.strategies.wildflower import LevelTraining, Wildflower, WildflowerParams, level_cost
 
 LN2 = math.log(2)
 
@@ -533,7 +528,7 @@ def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_
 
 def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeypatch):
     engine, _ = started(small_config(tmp_path, strategy="heterofl"))
-    monkeypatch.setattr(Engine, "budget", lambda *_: pytest.fail("nobody asked"))
+    monkeypatch.setattr("wildflower.rounds.asking.budget_in_round", lambda *_: pytest.fail("nobody asked"))
     engine.asking.survey(range(6))
     assert engine.method.needs_classes  # masked losses need them
     assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(masked_loss=False)).needs_classes

@@ -10,21 +10,13 @@ import torch
 from tests.own_folders import npz_folder
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
-from wildflower.tasks.device_data import (
-    Declared,
-    Form,
-    Moments,
-    Summary,
-    UnfitError,
-    agree,
-    check_labels,
-    label_warnings,
-    made,
-)
+from wildflower.tasks.agreement import Declared, agree, label_warnings
+from wildflower.tasks.device_data import Form, Moments, Summary, UnfitError, check_labels, made
+from wildflower.tasks.inspection import describe
 from wildflower.tasks.labels import alike, label_text, same, shown
 from wildflower.tasks.rows import as_name
 from wildflower.tasks.tables import TableArguments
-from wildflower.tasks.task import TaskSpec, describe
+from wildflower.tasks.task import TaskSpec
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 

@@ -12,7 +12,8 @@ from wildflower.cli.predict import PredictError, _predict
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 from wildflower.tasks.images import ImageArguments, load, own
-from wildflower.tasks.task import TaskSpec, describe, inspect_device, inspect_whole, load_task, server_test
+from wildflower.tasks.inspection import describe, inspect_device, inspect_whole, server_test
+from wildflower.tasks.task import TaskSpec, load_task
 
 GRAY = ImageArguments(color="gray")
 

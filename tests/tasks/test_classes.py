@@ -12,8 +12,9 @@ from text_files import write_lines
 from tests.own_folders import image_folder
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.tasks.images import ImageArguments
+from wildflower.tasks.spec import load_data_set
 from wildflower.tasks.tables import TableArguments
-from wildflower.tasks.task import TaskSpec, load_data_set, load_task
+from wildflower.tasks.task import TaskSpec, load_task
 from wildflower.tasks.texts import OwnTextArguments
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 1, 8, 8), dtype=np.uint8)

@@ -14,30 +14,28 @@ from pydantic import ValidationError
 from tests.own_folders import image_folder, npz_folder
 from wildflower.messages.wire import DATA_ANSWER_LIMITS
 from wildflower.rounds.own_data import OwnData
+from wildflower.tasks.agreement import Declared, agree, declared_by, problem_of
 from wildflower.tasks.data import Vocabulary
 from wildflower.tasks.decoding import read_image
 from wildflower.tasks.device_data import (
     MAX_NAMES,
     MAX_PROBLEM_LETTERS,
     Agreed,
-    Declared,
     Form,
     Moments,
     OwnArguments,
     Summary,
     UnfitError,
-    agree,
-    declared_by,
     fitted,
     form_of,
     made,
     moments_of,
-    problem_of,
 )
+from wildflower.tasks.inspection import describe, server_test
 from wildflower.tasks.npz import NpzArguments
 from wildflower.tasks.remarks import MAX_EXAMPLE_LETTERS, MAX_REMARKS, MAX_WHAT_LETTERS, Remark, Remarks
 from wildflower.tasks.rows import files_behind, saved
-from wildflower.tasks.task import TaskSpec, describe, load_task, server_test
+from wildflower.tasks.task import TaskSpec, load_task
 from wildflower.tasks.texts import OwnTextArguments
 
 GRAY = Form(stored="uint8", input_shape=(1, 2, 2), labels="classes")

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.small_run import EXITS, simulated_grid, small_config
-from wildflower.server_app.app import build, run, run_folder
+from wildflower.server_app.app import build, run
 from wildflower.server_app.compare import compare
 from wildflower.server_app.config import ConfigError
+from wildflower.server_app.inputs import run_folder
 from wildflower.server_app.no_progress import NoProgressError
 from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from wildflower.strategies.heterofl import HeteroFL
@@ -30,7 +31,7 @@ def _config(folder: Path, **changes: Any) -> Any:
         "learning_rate": 0.05,
         "examples_per_device": 0,
         "test_fraction": 0.25,
-        "personal_every": 6,
+        "personal__every": 6,
         "partition": "iid",
     }
     return small_config(folder, **settings | changes)
@@ -269,7 +270,7 @@ def test_methods_that_need_classes_say_so_before_the_first_round(
 @pytest.mark.parametrize("name", ALLOWED)
 def test_other_methods_train_on_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.regression(monkeypatch)
-    settings = {"rounds": 2, "local_steps": 1, "evaluate_every": 1, "personal_every": 2} | ALLOWED[name]
+    settings = {"rounds": 2, "local_steps": 1, "evaluate_every": 1, "personal__every": 2} | ALLOWED[name]
     folder = run(simulated_grid(), _config(tmp_path, **settings))
     rounds = read_rounds(folder)
     assert all(record.score is not None and -1 <= record.score <= 1 for record in rounds)

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from wildflower.models.cnn import Cnn3
-from wildflower.models.layers import MeanOfExits
+from wildflower.models.network import MeanOfExits
 from wildflower.tasks.scoring import score, score_exits
 from wildflower.tasks.task import TaskSpec, load_task
 

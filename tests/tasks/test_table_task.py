@@ -11,9 +11,11 @@ from tests.small_run import simulated_grid
 from wildflower.server_app.app import run
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.run_folder import read_devices, read_rounds
-from wildflower.tasks.device_data import Agreed, Declared, Form, agree, problem_of
+from wildflower.tasks.agreement import Declared, agree, problem_of
+from wildflower.tasks.device_data import Agreed, Form
+from wildflower.tasks.inspection import describe
 from wildflower.tasks.tables import TableArguments, load
-from wildflower.tasks.task import TaskSpec, describe, load_task
+from wildflower.tasks.task import TaskSpec, load_task
 
 ARGUMENTS = TableArguments(columns=("height", "weight"), label="kind")
 AGREED = Agreed(

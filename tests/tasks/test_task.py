@@ -11,7 +11,8 @@ from idx_files import write_folder
 from tests.programs import run_python
 from wildflower.tasks.arguments import read_arguments
 from wildflower.tasks.data import Data, make_data_set
-from wildflower.tasks.task import TASKS, Task, TaskSpec, channels_last, crop_and_flip, load_task, readable
+from wildflower.tasks.inputs import channels_last, crop_and_flip, readable
+from wildflower.tasks.task import TASKS, Task, TaskSpec, load_task
 from wildflower.tasks.tokens import TextArguments
 
 DIGITS = TaskSpec(name="digits", devices=20)

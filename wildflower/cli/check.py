@@ -23,13 +23,16 @@ from wildflower.models.base import Family
 from wildflower.models.levels import Levels
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.secure_aggregation import block_count
-from wildflower.server_app.app import check_files, privacy_of, start, task_spec
+from wildflower.server_app.app import start
 from wildflower.server_app.config import RunConfig
+from wildflower.server_app.inputs import check_files, task_spec
+from wildflower.server_app.round_settings import privacy_of
 from wildflower.server_app.run_folder import JournalError, is_run, read_rounds
 from wildflower.server_app.units import counted
 from wildflower.strategies.method import Method
+from wildflower.tasks.inspection import inspect_device, inspect_whole
 from wildflower.tasks.remarks import Remark, by_kind
-from wildflower.tasks.task import Task, TaskSpec, inspect_device, inspect_whole, load_task
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -280,11 +283,13 @@ def _devices(page: Page, engine: Engine, config: RunConfig) -> None:
             "Devices",
             "are asked when they connect; after a run of one round `wildflower plan --run` shows what each gets",
         )
-        if config.secure_aggregation and block_count(config.devices_per_round, config.secure_minimum) == 1:
+        minimum = config.secure_aggregation.minimum
+        if minimum and block_count(config.devices_per_round, minimum) == 1:
             page.warnings.append(
-                f"secure-minimum = {config.secure_minimum} with devices-per-round = {config.devices_per_round}: the "
-                "devices of a round are a single block. If a sum is lost and then one of its devices leaves, the "
-                "others train no more from these weights: ask for more devices (docs/privacy.md)"
+                f"secure-aggregation.minimum = {minimum} with devices-per-round = "
+                f"{config.devices_per_round}: the devices of a round are a single block. If a sum is lost and then "
+                "one of its devices leaves, the others train no more from these weights: ask for more devices "
+                "(docs/privacy.md)"
             )
         return
     plan = plan_of(engine, config)
@@ -292,11 +297,11 @@ def _devices(page: Page, engine: Engine, config: RunConfig) -> None:
     page.warnings += plan.warnings
     if plan.epsilon is not None:
         page.add("Privacy", f"the run costs epsilon {plan.epsilon:.3g} with delta {plan.delta:g} (docs/privacy.md)")
-    if config.secure_aggregation and len(plan.devices) == sum(plan.counts.values()):
+    if config.secure_aggregation.is_on and len(plan.devices) == sum(plan.counts.values()):
         for parameters, count in Counter(device.parameters for device in plan.devices if device.parameters).items():
-            if count < config.secure_minimum:
+            if count < config.secure_aggregation.minimum:
                 page.warnings.append(
-                    f"secure-minimum = {config.secure_minimum}: only {counted(count, 'device')} can get the model of "
-                    f"{parameters:,} parameters, so that what they learn never counts: fewer candidates (widths), or a "
-                    "smaller secure-minimum"
+                    f"secure-aggregation.minimum = {config.secure_aggregation.minimum}: only "
+                    f"{counted(count, 'device')} can get the model of {parameters:,} parameters, so that "
+                    "what they learn never counts: fewer candidates (widths), or a smaller secure-aggregation.minimum"
                 )

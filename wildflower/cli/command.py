@@ -171,7 +171,7 @@ def sweep(
 @app.command()
 def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]) -> None:
     """Write report.html again from what a run has left so far, and print its figures."""
-    from wildflower.launch.experiment import summary_table
+    from wildflower.launch.showing import summary_table
     from wildflower.launch.terminal import terminal
     from wildflower.server_app.report import write_report
     from wildflower.server_app.run_folder import JournalError, has_virtual_clock, read_summary

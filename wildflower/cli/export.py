@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
-from wildflower.models.layers import MeanOfExits
+from wildflower.models.network import MeanOfExits
 from wildflower.plugins.extras import MissingExtraError, needed
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.models import ModelInfo, Which, load_model, modules_of, network_of
@@ -55,7 +55,7 @@ class Facts(BaseModel):
     Attributes:
         input_shape, input_dtype: of one input, without the batch.
         labels: names of the outputs, in their order: "0", "1" and so on where classes have none; empty where the one
-            output is a number. Earlier versions wrote none where classes have no names.
+            output is a number.
         mean, std: with which the program normalizes by channel; None where inputs are tokens.
         family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
         score: the value of `metric` on the task's test set, or on the tier's devices where they test.
@@ -154,12 +154,11 @@ def facts_path(path: Path) -> Path:
 
 def facts_of(info: ModelInfo, file_format: Format) -> Facts:
     """The facts of a model of a run."""
-    stored = "uint8" if info.mean is None else "float32"  # earlier versions did not say
     return Facts(
         format=file_format,
         task=info.task,
         input_shape=info.input_shape,
-        input_dtype=info.input_dtype or stored,
+        input_dtype=info.input_dtype,
         classes=info.classes,
         labels=info.label_names or ([] if info.classes == 1 else [str(number) for number in range(info.classes)]),
         mean=info.mean,
@@ -263,8 +262,6 @@ _WRITERS: dict[str, Callable[[Deployed, Facts], bytes]] = {"pt2": _pt2, "onnx": 
 def read_facts(path: Path) -> Facts:
     """The facts beside an exported model. Raises ExportError."""
     beside = facts_path(path)
-    if not beside.exists() and (earlier := path.with_suffix(".json")).exists():  # of an earlier version
-        beside = earlier
     try:
         if beside.stat().st_size > MAX_FACTS_BYTES:
             raise ExportError(f"{beside}: no facts of a model have more than {MAX_FACTS_BYTES} bytes")

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
+from wildflower.rounds.connected_devices import ConnectedDevices
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.lateness import load_of
 from wildflower.rounds.own_data import OwnData
-from wildflower.rounds.population import ConnectedDevices, NodeState
-from wildflower.server_app.app import build, task_spec
+from wildflower.rounds.population import NodeState
+from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
+from wildflower.server_app.inputs import task_spec
 from wildflower.server_app.no_progress import goes_by_widths, more_of_each, smaller_batches, smaller_model
 from wildflower.server_app.node_records import LastReport, read_nodes
 from wildflower.server_app.own_agreement import own_of_run
@@ -292,7 +294,7 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             f"Tier {tier} gets a model beyond its budget: {_excess(devices, config)}. strategy = {config.strategy!r} "
             f"with below-smallest = {config.below_smallest!r} gives it all the same."
         )
-    if config.secure_aggregation:
+    if config.secure_aggregation.is_on:
         found += _small_sums(plan, engine, config)
     given = [device for device in plan.devices if device.parameters]
     if len(plan.devices) > 1 and len({device.parameters for device in given}) == 1:
@@ -306,11 +308,11 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             "and they do not finish."
         )
         last = None
-    if last is not None and not config.round_seconds and last.seconds > STRAGGLER_FACTOR * usual > 0:
+    if last is not None and not config.budget.round_seconds and last.seconds > STRAGGLER_FACTOR * usual > 0:
         found.append(
             f"A round waits for tier {last.tier}, which takes {seconds_text(last.seconds)}; the median tier takes "
-            f"{seconds_text(usual)}. round-seconds = {float(f'{usual:.2g}'):g} gives slow devices less to train, where "
-            "smaller models are among the candidates."
+            f"{seconds_text(usual)}. budget.round-seconds = {float(f'{usual:.2g}'):g} gives slow devices less to "
+            "train, where smaller models are among the candidates."
         )
     return found
 
@@ -327,7 +329,9 @@ def _excess(devices: Sequence[DevicePlan], config: RunConfig) -> str:
         found.append(f"{bytes_text(down)} down and {bytes_text(up)} up are more than its link may carry")
     if of_time:
         longest = max(device.seconds for device in of_time)
-        found.append(f"a round takes {seconds_text(longest)} where round-seconds = {config.round_seconds:g}")
+        found.append(
+            f"a round takes {seconds_text(longest)} where budget.round-seconds = {config.budget.round_seconds:g}"
+        )
     return ", and ".join(found)
 
 
@@ -343,7 +347,9 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             expected[group] += plan.counts[device.tier] / looked_at[device.tier]
             tiers[group].add(device.tier)
     chance = min(1.0, config.devices_per_round / sum(plan.counts.values()))
-    small = {group: count * chance for group, count in expected.items() if count * chance < config.secure_minimum}
+    small = {
+        group: count * chance for group, count in expected.items() if count * chance < config.secure_aggregation.minimum
+    }
     if not small:
         return []
     who = ", ".join(sorted({tier for group in small for tier in tiers[group]}))
@@ -356,16 +362,16 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     return [
         f"Devices of {who} train in {len(small)} of {len(expected)} groups of equal sub-models, of which a round has "
         f"{range_text(min(small.values()), max(small.values()))} devices on average. A group of fewer than "
-        f"secure-minimum = {config.secure_minimum} is left out of the round. Try {remedy}."
+        f"secure-aggregation.minimum = {config.secure_aggregation.minimum} is left out of the round. Try {remedy}."
     ]
 
 
 def _smaller(engine: Engine, config: RunConfig, limits: Sequence[str]) -> str:
     remedies = []
     if "time" in limits:
-        remedies.append(f"a larger round-seconds than {config.round_seconds:g}")
-    if "link" in limits and config.transfer_seconds:
-        remedies.append(f"a larger transfer-seconds than {config.transfer_seconds:g}")
+        remedies.append(f"a larger budget.round-seconds than {config.budget.round_seconds:g}")
+    if "link" in limits and config.budget.transfer_seconds:
+        remedies.append(f"a larger budget.transfer-seconds than {config.budget.transfer_seconds:g}")
     remedies.append(smaller_model(config, engine.method))
     if "memory" in limits:
         remedies += smaller_batches(config, engine.method)
@@ -390,7 +396,7 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
         return (
             f"{begin}, the whole model: nothing limits them, and the poorest has {spare:.3g} times the memory that it "
             f"needs. Try a larger family or family-arguments than {plan.family}, or hold slow devices back with "
-            "round-seconds or transfer-seconds."
+            "budget.round-seconds or budget.transfer-seconds."
         )
     if goes_by_widths(config, method):
         return f"{begin}: try more widths between those in widths = {config.to_dict()['widths']!r}."

@@ -41,11 +41,11 @@ NOT_HERE = {
     "learning-rates": "all parts of a supernet are trained with learning-rate: leave it empty",
     "layout": "images lie contiguous in a supernet's training: leave it 'contiguous'",
     "micro-batch-size": "a supernet is trained over whole batches: leave it at 0",
-    "schedule": "the rate of a supernet's training falls along a cosine: leave it as it is",
-    "decay-rounds": "the rate of a supernet's training falls along a cosine: leave it empty",
-    "decay-factor": "the rate of a supernet's training falls along a cosine: leave it as it is",
-    "initial-weights": "the first weights of a supernet's training are those of --initial: name the file there",
-    "initial-names": "the file of --initial has torchvision's names or the family's own: leave it empty",
+    "schedule.kind": "the rate of a supernet's training falls along a cosine: leave it as it is",
+    "schedule.decay-rounds": "the rate of a supernet's training falls along a cosine: leave it empty",
+    "schedule.decay-factor": "the rate of a supernet's training falls along a cosine: leave it as it is",
+    "initial.weights": "the first weights of a supernet's training are those of --initial: name the file there",
+    "initial.names": "the file of --initial has torchvision's names or the family's own: leave it empty",
 }
 CHECKPOINT_STEPS = 100
 LINE_STEPS = 100
@@ -97,7 +97,7 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     _take_up(training, checkpoint, settings, console)
     _advance(training, checkpoint, settings, console)
     try:
-        training.check_finite()  # also what a training of an earlier version has left
+        training.check_finite()
     except FloatingPointError as error:
         raise SupernetError(str(error)) from None
 
@@ -201,9 +201,9 @@ def _local(config: RunConfig) -> LocalTraining:
         optimizer=config.optimizer,
         learning_rate=config.learning_rate,
         momentum=config.momentum if config.optimizer == "sgd" else 0.0,
-        betas=(config.betas[0], config.betas[1]),
+        betas=(config.adam.betas[0], config.adam.betas[1]),
         weight_decay=config.weight_decay,
-        fused=config.fused_optimizer,
+        fused=config.adam.fused,
         clip_norm=config.clip_norm,
         augment=config.augment,
     )

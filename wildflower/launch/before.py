@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from wildflower.server_app.units import bytes_text
 if TYPE_CHECKING:
     from wildflower.rounds.engine import Engine
     from wildflower.rounds.evaluation import Scorer
+    from wildflower.rounds.hooks import RoundHook
     from wildflower.server_app.config import RunConfig
 
 
@@ -74,7 +75,8 @@ def check_same_files(run_dir: Path, config: RunConfig, engine: Engine | None) ->
     Args:
         engine: as built here; None where the devices are real.
     """
-    from wildflower.server_app.app import data_of, initial_digest
+    from wildflower.server_app.app import data_of
+    from wildflower.server_app.inputs import initial_digest
 
     check_same_fleet(run_dir, config.to_dict(), engine.population.fleet_digest if engine else "")
     check_same_initial(run_dir, initial_digest(config))
@@ -108,19 +110,20 @@ def check_population(config: RunConfig, deployment: Deployment | None) -> None:
         )
 
 
-def check_buildable(config: RunConfig) -> tuple[Engine, Scorer | None]:
+def check_buildable(config: RunConfig, hooks: Sequence[RoundHook] = ()) -> tuple[Engine, Scorer | None]:
     """Build what the run stands on, so that missing data or a wrong fleet show before anything is started.
 
     A method from outside is begun and tried in a dry run too, on an engine of its own.
     """
     with loading_modules():
-        from wildflower.server_app.app import agreed_data, build, run_folder, start
+        from wildflower.server_app.app import agreed_data, build, start
+        from wildflower.server_app.inputs import run_folder
 
     try:
         own = agreed_data(None, config, run_folder(config)) if config.resume else None
         if is_reference(config.strategy):
-            start(build(config, own)[0], config)
-        return build(config, own)
+            start(build(config, own, hooks)[0], config)
+        return build(config, own, hooks)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
 

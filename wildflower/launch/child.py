@@ -1,7 +1,11 @@
-"""A run in a process of its own, for whoever goes on meanwhile: a sweep, a notebook."""
+"""A run in a process of its own, for whoever goes on meanwhile: a sweep, a notebook.
+
+Hooks that Python gives are objects of this process: their run is forked from it, and nothing of them is ever pickled.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,14 +14,119 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn, Protocol
 
 import psutil
+from typing_extensions import override
 
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.launch.starting import loading_modules
 
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from wildflower.rounds.hooks import RoundHook
+
 GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
+
+
+class Child(Protocol):
+    """What is asked of a run's process: a part of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The code with which it has ended; None as long as it goes on."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal, as long as it goes on."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+
+
+class Forked(Child):
+    """The process of a run that was forked from this one."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+    @property
+    @override
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    @override
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    @override
+    def send_signal(self, sig: int, /) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, sig)
+
+    @override
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("wildflower", timeout or 0.0)
+        return self._process.exitcode
+
+
+def fork(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Forked:
+    """Start a run that has hooks of this process; what it prints goes to the end of a file.
+
+    It is stopped when this process ends, as one of `start` is.
+    """
+    arguments = (os.getpid(), experiment, overrides, output, hooks)
+    process = multiprocessing.get_context("fork").Process(target=_run_forked, args=arguments, name="run")
+    process.start()
+    return Forked(process)
+
+
+def why_not_fork() -> str:
+    """Return why no run can be forked from this process; "" where one can."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return "this system does not fork processes"
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    if torch.cuda.is_initialized():
+        return "this process has used a GPU, which a process that is forked from it cannot use any more"
+    trying = os.fork()
+    if trying == 0:  # PyTorch keeps threads for gradients from the first time on, and a forked process has none
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    if os.waitpid(trying, 0)[1] != 0:
+        return "this process has trained with PyTorch, and a process that is forked from it cannot train any more"
+    return ""
+
+
+def _run_forked(
+    parent: int, experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]
+) -> NoReturn:
+    from rich.console import Console
+
+    from wildflower.client_app.worker import end_with
+    from wildflower.launch.experiment import run_experiment
+    from wildflower.launch.forked_server import print_to
+
+    os.setsid()  # Ctrl-C at the terminal reaches the parent alone, which then stops its runs in order
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(parent, signal.SIGTERM)
+    print_to(output)
+    # Not `terminal`, which would take a notebook's output for this process's own.
+    console = Console(file=sys.stdout, emoji=False, force_jupyter=False, force_terminal=False)
+    sys.exit(run_experiment(experiment, overrides, None, console, hooks=hooks))
 
 
 def start(experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -35,7 +144,7 @@ def start(experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> subp
     )
 
 
-def stop(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
+def stop(processes: Sequence[Child], grace_seconds: float = GRACE_SECONDS) -> None:
     """End runs that still go on: as by Ctrl-C, after the grace time by SIGTERM, after another one by SIGKILL.
 
     Who interrupts this too does not want to wait, and goes on to the next step. What a run has written is whole at any
@@ -63,7 +172,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _wait(processes: Sequence[Child], seconds: float) -> None:
     """Until all have ended, but not longer than this."""
     end = time.monotonic() + seconds
     for process in processes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.reference import is_reference, module_label
-from wildflower.server_app.inline_tables import flat, parse_arguments
+from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat
 
 if TYPE_CHECKING:
     from wildflower.server_app.config import RunConfig
@@ -45,12 +45,12 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
 
     from_file = {} if experiment is None else read_experiment(experiment)
     usual = defaults()
-    from_command = dict(parse_override(override, usual) for override in overrides)
+    from_command = _from_command(overrides, usual)
     strategy = (from_file | from_command).get("strategy", "")
     if is_reference(strategy):
         with suppress(ValueError):  # which is said below
             usual = defaults(strategy)
-            from_command = dict(parse_override(override, usual) for override in overrides)
+            from_command = _from_command(overrides, usual)
     if experiment is not None:
         others = _labels_of_methods(experiment, from_file) - {_table(key) for key in usual}
         if is_reference(strategy):
@@ -72,6 +72,10 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
         places = [place for place in (str(experiment) if experiment else "", given_in if overrides else "") if place]
         raise SettingsError(f"{' with '.join(places)}: {error}" if places else str(error)) from None
     return Settings(config, sources)
+
+
+def _from_command(overrides: Iterable[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return tables_flat(dict(parse_override(override, defaults) for override in overrides), defaults)
 
 
 def _labels_of_methods(experiment: Path, from_file: Mapping[str, Any]) -> set[str]:
@@ -113,7 +117,7 @@ def of_run(run_dir: Path, overrides: Sequence[str]) -> "RunConfig":
     written = read_config(run_dir)["config"]
     usual = defaults(written["strategy"])
     try:
-        return RunConfig.from_run_config(written | dict(parse_override(override, usual) for override in overrides))
+        return RunConfig.from_run_config(written | _from_command(overrides, usual))
     except ConfigError as error:
         raise SettingsError(f"{run_dir}: {error}") from None
 
@@ -206,9 +210,9 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     values["task-arguments"] = _with_absolute_folders(values["task-arguments"], config.own_task_arguments(), here)
     if values["fleet"].endswith(".toml"):
         values["fleet"] = _absolute(values["fleet"], here)
-    initial = here / Path(values["initial-weights"]).expanduser()
-    if values["initial-weights"] and initial.exists():  # else it is a name on the hub
-        values["initial-weights"] = _absolute(values["initial-weights"], here)
+    initial = here / Path(values["initial.weights"]).expanduser()
+    if values["initial.weights"] and initial.exists():  # else it is a name on the hub
+        values["initial.weights"] = _absolute(values["initial.weights"], here)
     output_dir = Path(values["output-dir"])
     if not values["run-name"]:
         if values["resume"]:

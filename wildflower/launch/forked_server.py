@@ -102,7 +102,7 @@ def _serve(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     keep_freed_memory()
-    _print_to(log)
+    print_to(log)
     for record in said:
         logging.getLogger("flwr").handle(record)
     if config.optimizer != "sgd":
@@ -116,7 +116,7 @@ def _serve(
         run(grid, config, (engine, scorer))
 
 
-def _print_to(log: Path) -> None:
+def print_to(log: Path) -> None:
     """Let this process print to the end of a file, Flower's logger too."""
     with private_open(log, "ab") as file:
         for number in (1, 2):

@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wildflower.launch import child
+from wildflower.launch.app_log import WAITING, log_since, warnings_text
 from wildflower.launch.before import check_population
-from wildflower.launch.experiment import (
-    LOOK_SECONDS,
-    WAITING,
-    JournalWatch,
-    log_since,
-    progress,
-    summary_rows,
-    warnings_text,
-)
 from wildflower.launch.experiment_file import SettingsError, as_overrides, as_text, beside, place, resolve
+from wildflower.launch.following import LOOK_SECONDS, JournalWatch
+from wildflower.launch.showing import progress, summary_rows
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.launch.sweeps import Row, check_seeds, folder_of, is_whole, make_rows, read_rows
 from wildflower.launch.sweeps import sweep as run_sweep
@@ -50,6 +44,9 @@ from wildflower.server_app.summary import summarize
 if TYPE_CHECKING:
     import pandas as pd
     from pydantic import BaseModel
+
+    from wildflower.rounds.hooks import RoundHook
+    from wildflower.server_app.config import RunConfig
 
 __all__ = [
     "Comparison",
@@ -170,11 +167,13 @@ class Sweep:
         return compare_runs([run.folder for run in self.runs], rows=self.rows)
 
 
-def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
+def run(experiment: str | os.PathLike[str], *, hooks: Sequence[RoundHook] = (), **settings: Any) -> Run:
     """Run an experiment on simulated devices, as `wildflower run` does, in processes of its own.
 
     Args:
         experiment: the experiment file.
+        hooks: what is done beside every round, such as `[EarlyStop(patience=5)]` (docs/extending.md). The run works
+            with copies of them. A text names hooks as the key `hooks` does.
         settings: keys in place of the experiment's, with `_` for `-`: `learning_rate=0.1`. A method's own are given as
             a dict: `fedprox={"mu": 0.1}`. `resume=True` with a `run_name` goes on with a run that was stopped.
 
@@ -185,6 +184,8 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
         KeyboardInterrupt: the run was interrupted and stopped; the text says how it goes on.
     """
     file = Path(experiment)
+    if isinstance(hooks, str):
+        settings["hooks"], hooks = hooks, ()
     overrides = _overrides(settings)
     with beside(file):
         config, folder = place(resolve(file, overrides, given_in="Python").config, Path.cwd(), datetime.now())
@@ -192,6 +193,8 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
         if config.resume:
             check_resumable(folder, config.to_dict())
         check_population(config, None)
+    if hooks:
+        _check_hooks(hooks, config)
     told = [ignored] if (ignored := config.ignored_text()) else []
     for text in told:
         warnings.warn(text, stacklevel=2)
@@ -200,10 +203,14 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
     app_log = folder / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
     with tempfile.NamedTemporaryFile(prefix="wildflower-", suffix=".log") as said:
-        started: list[subprocess.Popen[bytes]] = []
+        started: list[child.Child] = []
+        process: child.Child
         try:
             with open(said.name, "ab") as output, interrupted_later():
-                process = child.start(file, overrides, output)
+                if hooks:
+                    process = child.fork(file, overrides, Path(said.name), hooks)
+                else:
+                    process = child.start(file, overrides, output)
                 started.append(process)
             with progress(terminal(), config.rounds, earlier) as show:
                 journal = JournalWatch(folder)
@@ -232,7 +239,21 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
     return load(folder)
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+def _check_hooks(hooks: Sequence[RoundHook], config: RunConfig) -> None:
+    """SettingsError unless a run can have hooks that are objects of this process."""
+    from wildflower.rounds.hooks import RoundHook
+
+    in_a_file = "put the class into a file beside the experiment and name it: hooks = 'my_hooks:EarlyStop'"
+    for hook in hooks:
+        if not isinstance(hook, RoundHook):
+            raise SettingsError(f"hooks: {hook!r} is no value of a class of wildflower.rounds.hooks.RoundHook")
+    if config.engine != "local":
+        raise SettingsError(f"hooks: a run with engine = {config.engine!r} is no fork of this process: {in_a_file}")
+    if why := child.why_not_fork():
+        raise SettingsError(f"hooks: {why}: {in_a_file}")
+
+
+def _has_ended(process: child.Child) -> bool:
     try:
         process.wait(timeout=LOOK_SECONDS)
     except subprocess.TimeoutExpired:

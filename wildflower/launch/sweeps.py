@@ -19,7 +19,6 @@ from rich.console import Console
 from wildflower.devices.private import private_folder, private_open
 from wildflower.launch import child
 from wildflower.launch.before import check_population
-from wildflower.launch.experiment import JournalWatch, notebook_bar
 from wildflower.launch.experiment_file import (
     SettingsError,
     as_overrides,
@@ -32,6 +31,8 @@ from wildflower.launch.experiment_file import (
     strategy_of,
     without_keys_of_others,
 )
+from wildflower.launch.following import JournalWatch
+from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.server_app.resuming import check_resumable, check_same_plugins
 from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary
@@ -210,8 +211,8 @@ def plan(
     first weights that are not there, for a grid over a key that no run reads, where a folder holds a run of other
     settings, modules from outside, fleet files, first weights or data, and where two runs would have one folder.
     """
-    from wildflower.server_app.app import Known, check_files, check_same_inputs
     from wildflower.server_app.config import digests_of, unread
+    from wildflower.server_app.inputs import Known, check_files, check_same_inputs
 
     given = _keys(overrides)
     own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}

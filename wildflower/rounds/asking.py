@@ -255,7 +255,7 @@ class Asking:
                 needs.append(f"{_megabytes(needed_bytes)} of weights {way}")
                 has.append(f"{_megabytes(limit_bytes)} of weights {way}")
         text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s"
-        time = ", and round-seconds bounds its time" if first.budget.round_seconds is not None else ""
+        time = ", and budget.round-seconds bounds its time" if first.budget.round_seconds is not None else ""
         more = f"; so {'is 1 other' if len(others) == 1 else f'are {len(others)} others'}" if others else ""
         number, name = self.method.round, self.method.name()
         log(WARNING, text, number, first.device, name, ", ".join(needs), ", ".join(has), time, more)

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import Weights
-from wildflower.plugins.nearest import nearest
+from wildflower.plugins.nearest import near
 from wildflower.plugins.reference import one_sentence
 from wildflower.rounds.population import Population
 from wildflower.rounds.replies import Checked
@@ -174,7 +174,7 @@ def check_hooks(hooks: Sequence[RoundHook], settings: RoundSettings) -> None:
         if overrides(hook, "before_assigning"):
             raise HookError(
                 f"hook {name_of(hook)}: it chooses devices, and differential privacy counts on every device being "
-                "sampled with the same probability: leave out before_assigning, or dp-epsilon and dp-noise-multiplier"
+                "sampled with the same probability: leave out before_assigning, or dp.epsilon and dp.noise-multiplier"
             )
 
 
@@ -185,10 +185,13 @@ def overrides(hook: RoundHook, point: str) -> bool:
 
 def _check_names(hook: RoundHook) -> None:
     """Raise HookError for a function that is named almost like a point, and for a hook that does nothing."""
-    own = [name for kind in type(hook).__mro__ if kind not in RoundHook.__mro__ for name in vars(kind)]
+    kinds = [kind for kind in type(hook).__mro__ if kind not in RoundHook.__mro__]
+    own = [name for kind in kinds for name, value in vars(kind).items() if callable(value)]
     for name in own:
-        if name not in POINTS and not name.startswith("_") and (meant := nearest(name, POINTS)):
-            raise HookError(f"hook {name_of(hook)}: there is no point {name!r} in a round: did you mean {meant!r}?")
+        # Only what is all but a point: a hook may have functions of its own.
+        meant = [] if name in POINTS else near(name, POINTS, most=1, likeness=0.85)
+        if meant and not name.startswith("_"):
+            raise HookError(f"hook {name_of(hook)}: there is no point {name!r} in a round: did you mean {meant[0]!r}?")
     if not any(overrides(hook, point) for point in POINTS):
         raise HookError(f"hook {name_of(hook)} does nothing at any point of a round: it has {', '.join(POINTS)}")
 

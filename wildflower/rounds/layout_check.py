@@ -108,7 +108,7 @@ def dry_run_privacy(method: Method) -> None:
         )
     if told:
         raise DryRunError(
-            f"differential privacy (dp-epsilon, dp-noise-multiplier) adds noise to the mean of devices' changes, and "
+            f"differential privacy (dp.epsilon, dp.noise-multiplier) adds noise to the mean of devices' changes, and "
             f"under {method.name()} devices also return {told[0]}: see docs/privacy.md"
         )
 

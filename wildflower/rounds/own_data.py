@@ -20,10 +20,12 @@ from wildflower.rounds.exchange import Failure, exchange
 from wildflower.rounds.hooks import RoundHook
 from wildflower.rounds.population import Population
 from wildflower.rounds.requests import Work
+from wildflower.tasks.agreement import problem_of
 from wildflower.tasks.data import DataSet
-from wildflower.tasks.device_data import Agreed, Summary, problem_of
+from wildflower.tasks.device_data import Agreed, Summary
+from wildflower.tasks.inspection import describe
 from wildflower.tasks.remarks import Remark, by_kind
-from wildflower.tasks.task import TaskSpec, describe
+from wildflower.tasks.task import TaskSpec
 
 DATA = "query.data"  # the type of the message
 MAX_LINES = 40  # of remarks on data, in a log
@@ -215,7 +217,7 @@ def tell_remarks(lines: Iterable[str]) -> None:
 
 
 def tell_labels(lines: Iterable[str]) -> None:
-    """Write to the log which labels look alike: `wildflower.tasks.device_data.label_warnings`, or `alike_in_words`."""
+    """Write to the log which labels look alike: those of `label_warnings` or `alike_in_words`."""
     for line in list(lines)[:MAX_LINES]:
         log(WARNING, "%s", one_line(line))
 

@@ -237,8 +237,8 @@ class SecureRound:
         """Leave a sum out that would be of too few devices."""
         if len(found.orders) < self.settings.secure_minimum:
             found.leave_out(
-                f"skipped: the sum of its group would be of {len(found.orders)} devices, and secure-minimum is "
-                f"{self.settings.secure_minimum}"
+                f"skipped: the sum of its group would be of {len(found.orders)} devices, and "
+                f"secure-aggregation.minimum is {self.settings.secure_minimum}"
             )
 
     def _open(self) -> list[Sum]:

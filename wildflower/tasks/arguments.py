@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TaskArguments(BaseModel):
     """What `task-arguments` of a run give a task: fields with a type, bounds, a default and a description.
 
-    They travel within `wildflower.tasks.task.TaskSpec`. Values must be hashable: tuples in place of lists.
+    They travel within `wildflower.tasks.spec.TaskSpec`. Values must be hashable: tuples in place of lists.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from wildflower.tasks.arguments import TaskArguments, read_arguments
 from wildflower.tasks.data import Vocabulary
-from wildflower.tasks.task import Task, kind_of, load_data_set, readable
+from wildflower.tasks.inputs import readable
+from wildflower.tasks.spec import load_data_set
+from wildflower.tasks.task import Task, kind_of
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def load_public(
         data.vocabulary.check_pairs(separator)
     inputs = data.train.inputs
     if examples > len(inputs):
-        raise ValueError(f"it has {len(inputs)} training inputs, and public-examples asks for {examples}")
+        raise ValueError(f"it has {len(inputs)} training inputs, and public.examples asks for {examples}")
     if examples:
         generator = torch.Generator().manual_seed(seed)
         inputs = inputs[torch.randperm(len(inputs), generator=generator)[:examples]]

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from wildflower.tasks.task import Task, laid_out_for
+from wildflower.tasks.inputs import laid_out_for
+from wildflower.tasks.task import Task
 
 MAX_CLASSES = 100  # above these nobody could read figures of each class
 

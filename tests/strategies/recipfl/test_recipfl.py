@@ -365,7 +365,7 @@ def of_transfer(transfer):
 def config(folder, **changes):
     folder.mkdir(exist_ok=True)
     (folder / "strong.toml").write_text(FLEET)
-    fleet = {"fleet": str(folder / "strong.toml"), "transfer-seconds": 1.0, "evaluate-every": 2}
+    fleet = {"fleet": str(folder / "strong.toml"), "budget.transfer-seconds": 1.0, "evaluate-every": 2}
     keys = {} if "strategy" in changes else METHODS["recipfl"]
     return small_config(folder, **keys | fleet | changes)
 
@@ -472,7 +472,7 @@ def test_personal_training_begins_with_statistics_of_this_round_or_new_ones(tmp_
     monkeypatch.setattr(
         DeviceContext, "fit", lambda *a, **more: begun.append(more["new_statistics"]) or fit(*a, **more)
     )
-    changes = {"devices-per-round": 2, "personal-every": 2, "personal-from": 2, "test-fraction": 0.5}
+    changes = {"devices-per-round": 2, "personal.every": 2, "personal.first-round": 2, "test-fraction": 0.5}
     engine, scorer = started(config(tmp_path, **changes))
     sampled = []
     for number in (1, 2):

@@ -1,0 +1,129 @@
+"""Who trained what when, from the records of devices: sums by device or tier, and over rounds."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from wildflower.server_app.run_records import DeviceRecord
+from wildflower.server_app.summary import in_fleet_order
+
+# Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
+MAX_DEVICES = 200
+MAX_CELLS = 6000
+MAX_COLUMNS = 150
+MAX_SIZES = 200  # of models; of more, only three digits are kept
+MISSED = ("late", "failed", "refused", "skipped")
+OUTCOMES = ("trained", *MISSED)
+REASON_LETTERS = 160
+
+
+@dataclass
+class Tally:
+    """What a row of the device table, or a cell of the map, adds up to."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    parameters: int = 0  # summed over what was trained
+    memory_share: float = 0.0  # predicted memory over the budget, summed over what was trained
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+    def add(self, record: DeviceRecord) -> None:
+        """Count one device in one round."""
+        word = record.outcome_word
+        self.outcomes[word] += 1
+        if word == "trained":
+            self.parameters += record.parameters or 0
+            self.down_bytes += record.download_bytes or 0
+            self.up_bytes += record.upload_bytes or 0
+            if record.budget and record.budget.memory_bytes and record.predicted_memory_bytes is not None:
+                self.memory_share += record.predicted_memory_bytes / record.budget.memory_bytes
+
+    @property
+    def total(self) -> int:
+        """Rounds of devices that were counted."""
+        return sum(self.outcomes.values())
+
+    @property
+    def mean_parameters(self) -> float | None:
+        """Of the models that were trained; None when none was."""
+        return self.parameters / self.outcomes["trained"] if self.outcomes["trained"] else None
+
+
+@dataclass
+class Activity:
+    """Who trained what when: rows are devices, or tiers where there are too many; columns are one or more rounds."""
+
+    rows: dict[int | str, Tally]
+    cells: dict[tuple[int | str, int], Tally]
+    columns: int
+    rounds_per_column: int
+    by_tier: bool
+    tiers: dict[int, str]  # of the devices that are known
+    reasons: Counter[str]
+    devices: int  # how many different ones were asked
+    trained: int  # how many of them trained at least once
+    models: Tally
+    sizes: dict[int, Counter[int]]  # of the models that were trained in a column; of very many, with three digits
+
+
+def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
+    """Read device records once, keeping sums only. Records beyond `rounds` belong to a round that never finished."""
+    rounds_per_column = max(1, -(-rounds // MAX_COLUMNS))
+    columns = -(-rounds // rounds_per_column)
+    seen: dict[int, str] = {}
+    trained: set[int] = set()
+    reasons: Counter[str] = Counter()
+    models = Tally()
+    sizes: dict[int, Counter[int]] = {}
+    rounded: dict[int, Counter[int]] = {}
+    distinct: set[int] = set()
+    device_rows: dict[int | str, Tally] = {}
+    device_cells: dict[tuple[int | str, int], Tally] = {}
+    tier_rows: dict[int | str, Tally] = {}
+    tier_cells: dict[tuple[int | str, int], Tally] = {}
+    by_tier = False
+    for record in records:
+        if record.round > rounds:
+            continue
+        tier = record.tier or "unknown"
+        column = (record.round - 1) // rounds_per_column
+        seen[record.device] = tier
+        if record.outcome_word == "trained":
+            trained.add(record.device)
+        else:
+            # Without their numbers, reasons are few and can be counted.
+            reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
+        models.add(record)
+        if record.outcome_word == "trained" and record.parameters:
+            rounded.setdefault(column, Counter())[_three_digits(record.parameters)] += 1
+            if len(distinct) <= MAX_SIZES:
+                distinct.add(record.parameters)
+                sizes.setdefault(column, Counter())[record.parameters] += 1
+        tier_rows.setdefault(tier, Tally()).add(record)
+        tier_cells.setdefault((tier, column), Tally()).add(record)
+        if not by_tier:
+            device_rows.setdefault(record.device, Tally()).add(record)
+            device_cells.setdefault((record.device, column), Tally()).add(record)
+            by_tier = len(device_rows) > MAX_DEVICES or len(device_cells) > MAX_CELLS
+    rows, cells = (tier_rows, tier_cells) if by_tier else (device_rows, device_cells)
+    order: list[Any] = in_fleet_order(seen.values(), seen) if by_tier else sorted(device_rows)
+    return Activity(
+        rows={name: rows[name] for name in order},
+        cells=cells,
+        columns=columns,
+        rounds_per_column=rounds_per_column,
+        by_tier=by_tier,
+        tiers=seen,
+        reasons=reasons,
+        devices=len(seen),
+        trained=len(trained),
+        models=models,
+        sizes=sizes if len(distinct) <= MAX_SIZES else rounded,
+    )
+
+
+def _three_digits(size: int) -> int:
+    """A size with three digits, of which there are few, however many architectures a search finds."""
+    return int(float(f"{size:.2e}"))

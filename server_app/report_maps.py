@@ -1,0 +1,193 @@
+"""Maps and bars of the report: cells of rounds by device, class or tier, in few shades."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from wildflower.server_app.activity import MAX_CELLS, MAX_COLUMNS, MAX_DEVICES, MISSED, OUTCOMES, Activity, Tally
+from wildflower.server_app.charts import Chart, bar_chart, cell_chart
+from wildflower.server_app.label_spread import Labels
+from wildflower.server_app.pages import Block, Charts, Data, Heading
+from wildflower.server_app.run_records import RoundRecord
+from wildflower.server_app.units import Format, percent, plain, score_format
+
+SHADES = 6  # of sizes, as defined in the page's style
+LABELS = "labels.csv"
+
+
+def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> list[Chart]:
+    """Accuracy of every class, and scores of every device, over the evaluations."""
+    scale = rounds[-1].scale
+    text = score_format(scale)
+
+    def of_devices(found: Mapping[int, float] | None) -> dict[str, float]:
+        return {
+            f"{device} ({tier_of[device]})" if device in tier_of else f"{device}": v
+            for device, v in (found or {}).items()
+        }
+
+    classes = {r.round: r.accuracy_by_class for r in rounds if r.accuracy_by_class}
+    devices = {r.round: of_devices(r.score_by_device) for r in rounds if r.score_by_device}
+    personal = {r.round: of_devices(r.personal_score_by_device) for r in rounds if r.personal_score_by_device}
+    return [
+        *_score_map("Accuracy of the whole model", "class", classes, percent),
+        *_score_map(f"Delivered {scale.label}", "device", devices, text),
+        *_score_map(f"Personal {scale.label}", "device", personal, text),
+    ]
+
+
+def _score_map(title: str, what: str, scores: Mapping[int, Mapping[str, float]], text: Format) -> list[Chart]:
+    """A map of the scores of classes or devices, by name, over the rounds that have them; [] where none does.
+
+    Of many rounds evenly spread ones are shown, the last among them, so that the page stays small.
+    """
+    everything = list(dict.fromkeys(name for of_round in scores.values() for name in of_round))
+    names = everything[:MAX_DEVICES]
+    places = {name: row for row, name in enumerate(names)}
+    most = max(1, min(MAX_COLUMNS, MAX_CELLS // max(1, len(names))))
+    stride = max(1, -(-len(scores) // most))
+    shown = sorted(scores)[::-1][::stride][::-1]
+    found = [
+        (places[name], column, value)
+        for column, number in enumerate(shown)
+        for name, value in scores[number].items()
+        if name in places and math.isfinite(value)
+    ]
+    if not found:
+        return []
+    bounds = shade_bounds(value for _, _, value in found)
+    up_to = "up to " if len({value for _, _, value in found}) > len(bounds) else ""
+    cells = [
+        (row, column, f"s{shade(value, bounds)}", f"{what} {names[row]}, round {shown[column]}: {text(value)}")
+        for row, column, value in found
+    ]
+    key = [(f"s{shade(bound, bounds)}", f"{up_to}{text(bound)}") for bound in bounds]
+    of_rounds = f"One of {stride} evaluations is shown." if stride > 1 else ""
+    of_names = f"The first {len(names)} of {len(everything):,} are shown." if len(names) < len(everything) else ""
+    note = " ".join(filter(None, (of_rounds, of_names)))
+    return [
+        cell_chart(f"{title}: {what} by round", _row_names(names), shown, cells, x_label="round", key=key, note=note)
+    ]
+
+
+def architecture_charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Chart]:
+    """How many devices trained models of which size, over time."""
+    bounds = shade_bounds(size for counts in activity.sizes.values() for size in counts)
+    if not bounds:
+        return []
+    distinct = {size for counts in activity.sizes.values() for size in counts}
+    up_to = "up to " if len(distinct) > len(bounds) else ""
+    xs = [column * activity.rounds_per_column + 1 for column in range(activity.columns)]
+    bars = []
+    for place, bound in enumerate(bounds):
+        low = bounds[place - 1] if place else 0
+        ys = [
+            sum(count for size, count in activity.sizes.get(column, {}).items() if low < size <= bound)
+            for column in range(activity.columns)
+        ]
+        bars.append((f"{up_to}{plain(bound)} parameters", f"s{shade(bound, bounds)}", xs, ys))
+    return [bar_chart("Trained models by size", bars, x_label="round", y_format=plain)]
+
+
+def map_chart(activity: Activity) -> list[Chart]:
+    """Rows are devices or tiers, columns rounds; a cell is the size of what was trained, or why nothing was."""
+    if not activity.rows:
+        return []
+    rows = {name: row for row, name in enumerate(activity.rows)}
+    sizes = [cell.mean_parameters for cell in activity.cells.values() if cell.mean_parameters is not None]
+    bounds = shade_bounds(sizes)
+    up_to = "up to " if len(set(sizes)) > len(bounds) else ""
+    key = [(f"s{shade(bound, bounds)}", f"{up_to}{plain(bound)} parameters") for bound in bounds]
+    key += [(word, word) for word in MISSED if any(tally.outcomes[word] for tally in activity.rows.values())]
+    cells = []
+    for (name, column), cell in activity.cells.items():
+        mean = cell.mean_parameters
+        color = cell.outcomes.most_common(1)[0][0] if mean is None else f"s{shade(mean, bounds)}"
+        cells.append((rows[name], column, color, _cell_text(activity, name, column, cell)))
+    note = "Color is the mean size of the trained models, or why none was trained."
+    if activity.by_tier:
+        note += f" {activity.devices:,} devices took part, so a row is a tier."
+    if activity.rounds_per_column > 1:
+        note += f" Each column is {activity.rounds_per_column} rounds."
+    chart = cell_chart(
+        f"Who trained what when: {'tier' if activity.by_tier else 'device'} by round",
+        _row_names(map(str, rows)),
+        [column * activity.rounds_per_column + 1 for column in range(activity.columns)],
+        cells,
+        x_label="round",
+        key=key,
+        note=note,
+    )
+    return [chart]
+
+
+def label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
+    """Which labels the training examples of each simulated device have."""
+    if labels is None:
+        return []
+    shown = labels.counts[:MAX_DEVICES]
+    bounds = shade_bounds(count for row in shown for count in row if count)
+    up_to = "up to " if len({count for row in shown for count in row if count}) > len(bounds) else ""
+    cells = []
+    for device, row in enumerate(shown):
+        tier = f" ({activity.tiers[device]})" if device in activity.tiers else ""
+        for place, count in enumerate(row):
+            if count:
+                text = f"device {device}{tier}: {count:,} of {sum(row):,} examples are {labels.classes[place]}"
+                cells.append((place, device, f"s{shade(count, bounds)}", text))
+    chart = cell_chart(
+        "Labels of the training examples: class by device",
+        _row_names(labels.classes),
+        list(range(len(shown))),
+        cells,
+        x_label="device",
+        key=[(f"s{shade(bound, bounds)}", f"{up_to}{int(bound):,} examples") for bound in bounds],
+        note=_first_of(len(shown), labels.devices),
+    )
+    counted = _first_of(len(labels.counts), labels.devices)
+    data = f"examples by device and class{f' ({counted})' if counted else ''}"
+    return [Heading("What devices have"), Charts([chart]), Data([(LABELS, data)])]
+
+
+def _first_of(shown: int, all_there_are: int) -> str:
+    return f"The first {shown:,} of {all_there_are:,} devices" if shown < all_there_are else ""
+
+
+def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) -> str:
+    first = column * activity.rounds_per_column + 1
+    last = first + activity.rounds_per_column - 1
+    when = f"round {first}" if first == last else f"rounds {first} to {last}"
+    who = f"tier {name}" if isinstance(name, str) else f"device {name} ({activity.tiers[name]})"
+    what = ", ".join(f"{cell.outcomes[word]} {word}" for word in OUTCOMES if cell.outcomes[word])
+    size = "" if cell.mean_parameters is None else f", {plain(cell.mean_parameters)} parameters"
+    return f"{who}, {when}: {what}{size}"
+
+
+def shade_bounds(sizes: Iterable[float]) -> list[float]:
+    """The upper bounds of the map's shades: one per size where there are few, else equal steps up to the largest."""
+    distinct = sorted(set(sizes))
+    if len(distinct) <= SHADES:
+        return distinct
+    low, high = distinct[0], distinct[-1]
+    return [low + (high - low) * (step + 1) / SHADES for step in range(SHADES - 1)] + [high]
+
+
+def shade(size: float, bounds: Sequence[float]) -> int:
+    """Which of the six shades a model of `size` parameters gets; few sizes are spread over all shades."""
+    step = next(step for step, bound in enumerate(bounds) if size <= bound)
+    return SHADES - 1 if len(bounds) == 1 else round(step * (SHADES - 1) / (len(bounds) - 1))
+
+
+def _row_names(names: Iterable[str]) -> list[str]:
+    """Names short enough for an axis, no two of them alike: rows of one name would be drawn over each other."""
+    found: list[str] = []
+    for name in names:
+        short, number = _shorten(name, 24), 1
+        while short in found:
+            number += 1
+            short = f"{_shorten(name, 20)} ({number})"
+        found.append(short)
+    return found
+
+
+def _shorten(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: letters - 1] + "…"

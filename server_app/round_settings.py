@@ -1,0 +1,122 @@
+"""The settings of a run's rounds, from its configuration."""
+
+from __future__ import annotations
+
+from logging import INFO
+from pathlib import Path
+
+from flwr.common import log
+
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.family import Family
+from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.inline_tables import rates_of
+from wildflower.server_app.inputs import run_folder
+from wildflower.strategies.aggregation import Aggregation
+from wildflower.strategies.privacy import Privacy, noise_multiplier_for
+from wildflower.strategies.run_settings import RoundSettings
+from wildflower.tasks.task import Task, TaskSpec
+
+
+def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -> RoundSettings:
+    """Return the settings of a run; ConfigError where they do not go with its family, or with one another."""
+    return RoundSettings(
+        run=config.run_name,
+        replaced_devices=spec.devices - config.devices,
+        task=spec.to_json(),
+        task_name=config.task,
+        seed=config.seed,
+        rounds=config.rounds,
+        devices_per_round=config.devices_per_round,
+        sampled_devices=config.sampled_devices,
+        training=LocalTraining(
+            epochs=config.local_epochs,
+            steps=config.local_steps,
+            batch_size=config.batch_size,
+            micro_batch_size=config.micro_batch_size,
+            optimizer=config.optimizer,
+            learning_rate=config.learning_rate,
+            momentum=config.momentum if config.optimizer == "sgd" else 0.0,
+            betas=(config.adam.betas[0], config.adam.betas[1]),
+            weight_decay=config.weight_decay,
+            clip_norm=config.clip_norm,
+            augment=config.augment,
+            learning_rates=_learning_rates(config, family),
+            layout=config.layout,
+            fused=config.adam.fused,
+        ),
+        schedule=config.schedule.kind,
+        decay_rounds=tuple(int(r) for r in config.schedule.decay_rounds),
+        decay_factor=config.schedule.decay_factor,
+        memory_fraction=config.budget.memory_fraction,
+        transfer_seconds=config.budget.transfer_seconds or None,
+        deadline_seconds=config.deadline_seconds or None,
+        round_seconds=config.budget.round_seconds or None,
+        evaluate_every=config.evaluate_every,
+        evaluate_tiers=config.evaluate_tiers,
+        statistics_devices=config.statistics.devices,
+        statistics_examples=config.statistics.examples,
+        deliver=config.deliver,
+        personal_every=config.personal.every,
+        personal_epochs=config.personal.epochs,
+        personal_from=config.personal.first_round,
+        state_dir=_state_dir(config),
+        norm_bound=config.norm_bound,
+        privacy=privacy_of(config),
+        secure_minimum=config.secure_aggregation.minimum,
+        aggregation=Aggregation(config.aggregation.rule, config.aggregation.trim),
+        wire=config.wire,
+        metric=task.metric,
+        label_sets=task.label_sets is not None,
+        score_without_model=task.metric.without_model(task.test.labels),
+    )
+
+
+def privacy_of(config: RunConfig) -> Privacy | None:
+    """How the run protects its devices; ConfigError where no noise is enough, or the accountant is not installed."""
+    if not config.is_private:
+        return None
+    rate = config.devices_per_round / config.devices
+    try:
+        noise = config.dp.noise_multiplier or noise_multiplier_for(
+            config.dp.epsilon, config.rounds, rate, config.dp.delta
+        )
+        seeded = bool(config.fleet)
+        privacy = Privacy(
+            config.dp.clip, noise, config.dp.delta, rate, config.devices_per_round, seeded, config.dp.epsilon
+        )
+        epsilon = privacy.epsilon(config.rounds)
+    except ValueError as error:
+        key = "dp.epsilon" if config.dp.epsilon else "dp.noise-multiplier"
+        raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
+    log(
+        INFO,
+        "Differential privacy: noise multiplier %.4g, epsilon %.4g with delta %g after %s rounds",
+        noise,
+        epsilon,
+        config.dp.delta,
+        config.rounds,
+    )
+    return privacy
+
+
+def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
+    """The multiples of the learning rate by part; ConfigError where a part is not in the family, or is frozen."""
+    rates = {part: float(rate) for part, rate in rates_of(config.learning_rates).items()}
+    try:
+        family.check_trained(rates)
+    except ValueError as error:
+        raise ConfigError(f"learning-rates = {config.learning_rates!r}: {error}") from None
+    return rates
+
+
+def _state_dir(config: RunConfig) -> str:
+    """Where simulated devices keep their state: with the run, so that a resumed run finds it and no other does.
+
+    Nodes that act as workers keep it where they keep their own: they may be on other machines.
+    """
+    if config.engine == "nodes":
+        return ""
+    if config.state_dir:
+        return str(Path(config.state_dir).expanduser().absolute())
+    return str(run_folder(config) / "device-state") if config.fleet else ""

@@ -1,0 +1,290 @@
+"""The devices that connected nodes carry, one each."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from typing_extensions import override
+
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.devices.validation import one_line
+from wildflower.messages.orders import NodeReport
+from wildflower.messages.wire import NODE_REPORT_LIMITS, from_records
+from wildflower.rounds.exchange import Failure, exchange, pull
+from wildflower.rounds.instances import Instances
+from wildflower.rounds.population import Holdings, NodeState, Population, wait_for_nodes
+from wildflower.rounds.quarantine import Quarantine
+
+WAIT_SECONDS = 600.0  # that the nodes of a round have to connect
+
+
+@dataclass
+class _Known:
+    node: int
+    report: DeviceReport
+    seen: float  # time.monotonic() of the report, or long ago where it is not to be trusted
+    reported: float  # time.monotonic() of the report
+
+
+class ConnectedDevices(Population):
+    """One device per connected node; each says by QUERY which device it is and what it can spend.
+
+    A node is asked again when its report is older than `report_max_age_seconds`, when it failed, when its device could
+    afford nothing, or when it was left working at a deadline; a node that does not answer is busy or gone, and is left
+    out of the round. Nobody waits for a busy node while others are free: its answer is looked for when devices are next
+    sampled. Where all are busy, the next round begins when the first of them answers.
+
+    A device belongs to the node that first said that it carries it. Another node that says so is refused as long as
+    either that one or the one that carries the device now is connected: without node keys a restarted node has another
+    id, with them nobody takes a device from a node that is there. A node carries one device at a time: one that says
+    another number, because its config was mended, gives up the number before.
+    """
+
+    poll_seconds = 0.2
+    simulated = False
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        *,
+        minimum: int,
+        report_max_age_seconds: float,
+        query_seconds: float = 120.0,  # a first one starts the device's worker: 46 s were seen on busy machines
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        super().__init__(holdings)
+        self.now_seconds = 0.0
+        self._least, self._max_age, self._query_seconds, self._wait = (
+            minimum,
+            report_max_age_seconds,
+            query_seconds,
+            wait_seconds,
+        )
+        self._known: dict[int, _Known] = {}  # device -> what can be sampled now
+        self._said: dict[int, _Known] = {}  # device -> what was last said, also by who is busy or gone
+        self._owners: dict[int, tuple[int, int]] = {}  # device -> the first node that carried it, and the last
+        self._kinds: dict[int, str] = {}  # device -> its tier: what it said first, or every report could make a new one
+        self._quarantine, self._instances = Quarantine(), Instances()
+        self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: also to whom devices belong."""
+        owners = {str(device): list(nodes) for device, nodes in sorted(self._owners.items())}
+        return {**super().state_dict(), **self._quarantine.state_dict(), "owners": owners}
+
+    @override
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        super().load_state_dict(values)
+        self._quarantine.load_state_dict(values)
+        self._owners = {int(device): (first, last) for device, (first, last) in values["owners"].items()}
+
+    @override
+    def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
+        """A uniform sample of the devices whose nodes answer. NoNodesError where no node is connected for long."""
+        able = self.everyone(grid)
+        return [int(d) for d in rng.choice(able, size=min(count, len(able)), replace=False)] if able else []
+
+    @override
+    def everyone(self, grid: Grid) -> list[int]:
+        """The devices whose nodes answer. NoNodesError where no node is connected for long."""
+        wanted = 1 if self._known else self._least
+        connected = wait_for_nodes(grid, lambda found: len(found) >= wanted, self._wait)
+        if len(connected) < wanted:
+            text = "%s nodes connected within %g s, the run asks for %s devices per round: going on with those"
+            log(WARNING, text, len(connected), self._wait, wanted)
+        online, now = set(grid.get_node_ids()) - self._quarantine.held.keys(), time.monotonic()
+        if not online:
+            log(WARNING, "All %s connected nodes are quarantined", len(connected))
+        self._look_after_busy(grid, online)
+        # What is not fresh is forgotten: a node that does not answer now with a good report is left out.
+        self._known = {
+            device: known
+            for device, known in self._known.items()
+            if known.node in online and known.node not in self.busy and now - known.seen <= self._max_age
+        }
+        self._query(grid, sorted(online - self.busy - {known.node for known in self._known.values()}))
+        self._wait_for_the_first(grid)
+        return sorted(self._known)
+
+    def _wait_for_the_first(self, grid: Grid) -> None:
+        """Where every node is still busy with an earlier round, wait until one answers."""
+        end = time.monotonic() + self._wait
+        if not self._known and self.busy:
+            log(INFO, "All %s nodes are busy with an earlier round: waiting for the first", len(self.busy))
+        while not self._known and self.busy and time.monotonic() < end:
+            time.sleep(self.poll_seconds)
+            self._look_after_busy(grid, set(grid.get_node_ids()) - self._quarantine.held.keys())
+
+    @override
+    def present(self, grid: Grid) -> list[int]:
+        """The devices whose nodes are connected and have said what they can spend."""
+        online = set(grid.get_node_ids()) - self._quarantine.held.keys()
+        return sorted(device for device, said in self._said.items() if said.node in online)
+
+    @override
+    def report(self, device: int) -> DeviceReport:
+        return (self._known.get(device) or self._said[device]).report
+
+    @override
+    def newest_reports(self) -> list[NodeState]:
+        """What every node said last, by device, also that of nodes which are busy or gone."""
+        now = time.monotonic()
+        return [
+            NodeState(k.node, device, k.report, now - k.reported, self.memory_factor(device))
+            for device, k in sorted(self._said.items())
+        ]
+
+    def remember(self, states: Sequence[NodeState]) -> None:
+        """Take what nodes said in an earlier run as what they said last, to plan with it without asking them."""
+        now = time.monotonic()
+        for state in states:
+            self.holdings.training(state.device)  # IndexError where the run has no such device
+            self._known[state.device] = _Known(state.node, state.report, now, now - state.age_seconds)
+            self._kinds[state.device] = state.report.kind
+            self._factors[state.device] = state.memory_factor
+
+    def known_devices(self) -> list[int]:
+        """The devices whose reports are known."""
+        return sorted(self._known)
+
+    @override
+    def tier(self, device: int) -> str:
+        """The device's kind, as it first said it."""
+        return self._kinds[device]
+
+    @override
+    def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
+        return [self._known[device].node for device in devices]
+
+    @override
+    def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
+        """Those whose node is known and online, and not left working at a deadline."""
+        online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
+        return [device for device in devices if device in self._known and self._known[device].node in online]
+
+    @override
+    def advance(self, simulated_seconds: float, wall_seconds: float) -> list[int]:
+        """Add the round's time on the wall. A node that is gone may come back, so that nobody has left for good."""
+        self.now_seconds += wall_seconds
+        self.recover()
+        return []
+
+    @override
+    def answer_seconds(self, deadline_seconds: float | None) -> float | None:
+        return deadline_seconds
+
+    @override
+    def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> None:
+        return None
+
+    @override
+    def quarantined(self) -> Mapping[int, str]:
+        return self._quarantine.held
+
+    @override
+    def check_report(self, device: int, report: DeviceReport) -> None:
+        """MessageError where a second board with the node's key sent it."""
+        self._instances.check(self._known[device].node, report)
+
+    @override
+    def refused(self, node: int, why: str, *, lied: bool = False) -> None:
+        """Count it: a node whose replies are refused again and again is quarantined."""
+        self._quarantine.refused(node, why, lied=lied)
+
+    @override
+    def accepted(self, node: int) -> None:
+        self._quarantine.accepted(node)
+
+    @override
+    def release(self, nodes: Iterable[int]) -> None:
+        self._quarantine.release(nodes)
+
+    @override
+    def replied(self, device: int, report: DeviceReport) -> None:
+        known = self._known[device]
+        known.report, known.seen = report, time.monotonic()
+        known.reported = known.seen
+
+    @override
+    def ask_again(self, device: int) -> None:
+        """Its report counts as old."""
+        if device in self._known:
+            self._known[device].seen = float("-inf")
+
+    def _look_after_busy(self, grid: Grid, online: set[int]) -> None:
+        """Ask busy nodes that nobody has asked yet, and read what has been answered since, without waiting."""
+        self._asked = {node: message for node, message in self._asked.items() if node in online}
+        for node in sorted((self.busy & online) - set(self._asked)):
+            query = Message(RecordDict(), node, MessageType.QUERY, ttl=self._wait)  # else 12 hours
+            for message in grid.push_messages([query]):
+                self._asked[node] = message
+        nodes = {message: node for node, message in self._asked.items()}
+        for message, reply in pull(grid, nodes):
+            del self._asked[nodes[message]]
+            self._learn(grid, nodes[message], reply)
+
+    def _query(self, grid: Grid, nodes: list[int]) -> None:
+        """Ask nodes for their reports, and wait for the answers."""
+
+        def make(node: int, batch: int) -> Message:
+            return Message(RecordDict(), node, MessageType.QUERY, ttl=self._query_seconds)
+
+        queues = {node: deque([node]) for node in nodes}
+        replies = exchange(
+            grid, queues, make, deadline_seconds=self._query_seconds, busy=self.busy, poll_seconds=self.poll_seconds
+        )
+        for node, reply in replies:
+            self._learn(grid, node, reply)
+
+    def _learn(self, grid: Grid, node: int, reply: Message | Failure) -> None:
+        """Take in a node's answer to a query; whatever is wrong with it is logged, and the node is left out."""
+        if isinstance(reply, Failure):
+            log(WARNING, "Node %s did not report: %s", node, reply.why)
+            return
+        try:
+            answer, _ = from_records(NodeReport, reply.content, NODE_REPORT_LIMITS)
+            report = DeviceReport.from_json(answer.report)
+            self.holdings.training(answer.device)  # IndexError where the run has no such device
+            self._instances.check(node, report)
+        except (ValueError, IndexError) as error:  # MessageError is a ValueError
+            log(WARNING, "Node %s sent a report that is refused: %s", node, one_line(str(error)))
+            self.refused(node, str(error))
+            return
+        self._give_up_others(node, answer.device)
+        first, last = self._owners.get(answer.device, (node, node))
+        there = {first, last} & set(grid.get_node_ids())
+        if node != first and there - {node}:
+            text = "Nodes %s and %s both say they carry device %s: the second is refused"
+            log(WARNING, text, min(there - {node}), node, answer.device)
+            return
+        self._owners[answer.device] = (first, node)
+        self._kinds.setdefault(answer.device, report.kind)
+        self.busy.discard(node)
+        now = time.monotonic()
+        self._known[answer.device] = self._said[answer.device] = _Known(node, report, now, now)
+
+    def _give_up_others(self, node: int, device: int) -> None:
+        """Whoever says that it carries a device no longer carries another."""
+        for other, nodes in list(self._owners.items()):
+            if other == device or node not in nodes:
+                continue
+            log(WARNING, "Node %s says it carries device %s, and no longer device %s", node, device, other)
+            left = [owner for owner in nodes if owner != node]
+            if left:
+                self._owners[other] = (left[0], left[0])
+            else:
+                del self._owners[other]
+                self._kinds.pop(other, None)  # none in a resumed run that has not heard of it
+            for table in (self._known, self._said):
+                if other in table and table[other].node == node:
+                    del table[other]
