@@ -559,7 +559,7 @@ def test_classes_that_cannot_be_are_refused_and_change_nothing(counts, when, tmp
         for update in reply["updates"]:
             update["facts"]["class_counts"] = counts
 
-    engine, scorer = started(config(tmp_path, **{"recipfl.class-counts": when}))
+    engine, scorer = started(config(tmp_path, **({} if when == "registration" else control(when))))
     before = {n: v.clone() for n, v in engine.state().tensors.items()}
     grid = simulated_grid()
     grid.tamper = changed_reply(tampered)
