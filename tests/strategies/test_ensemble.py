@@ -193,7 +193,7 @@ def test_more_public_examples_than_there_are_is_an_error(tmp_path):
         ("rafl", r"strategy = 'rafl' learns from public data with rafl\.fusion = 'ensemble' only: set that, or leave"),
         (
             "fedavg",
-            r"strategy = 'fedavg' does not learn from public data: leave .*, or take one of rafl .*, feddf",
+            r"strategy = 'fedavg' does not learn from public data: leave .*, or take one of feddf, rafl with rafl",
         ),
         ("tests.strategies.test_ensemble:Deaf", r".* or take one of .*, or set public_when in its traits"),
     ],
@@ -237,15 +237,15 @@ def test_the_runs_layout_is_that_of_the_students_steps():
         torch.testing.assert_close(found["channels-last"][name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["feddf", "rafl ensemble"])
-def test_methods_pass_the_runs_layout_on(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "module"), [("feddf", "feddf"), ("rafl ensemble", "rafl.knowledge_network")])
+def test_methods_pass_the_runs_layout_on(name, module, tmp_path, monkeypatch):
     seen = []
 
     def note(*arguments):
         seen.append(arguments[-1])
         return teach(*arguments)
 
-    monkeypatch.setattr(f"wildflower.strategies.{name.split()[0]}.teach", note)
+    monkeypatch.setattr(f"wildflower.strategies.{module}.teach", note)
     engine, scorer = started(small_config(tmp_path, **METHODS[name] | {"layout": "channels-last"}))
     engine.run_round(simulated_grid(), 1, scorer)
     assert seen == ["channels-last"]
