@@ -446,7 +446,9 @@ def test_an_unknown_architecture_is_refused_before_anything_is_built(architectur
 
 def test_server_and_device_must_agree_about_the_tensor_sets(monkeypatch):
     no_build(monkeypatch)
-    with pytest.raises(MessageError, match=r"disagree about the tensor sets of wildflower\.strategies\.method:T"):
+    with pytest.raises(
+        MessageError, match=r"disagree about the tensor sets of wildflower\.strategies\.training_steps:T"
+    ):
         do(work_order(digest="0" * 16), arrays=[payload()])
 
 

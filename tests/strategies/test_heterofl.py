@@ -104,7 +104,7 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(count, tmp_path):
     passes changes nothing of its weight.
     """
     family = LeNet5(input_shape=(1, 8, 8), norm="static", scaler=True)
-    changes = {"evaluate_every": 1, "statistics__devices": count, "statistics__examples": 2}
+    changes = {"evaluate_every": 1, "statistics_devices": count, "statistics_examples": 2}
     strategy = HeteroFL(setup(tmp_path, family, devices_per_round=2, **changes), HeteroFLParams())
     strategy.assign = lambda device, budget: family.full() if device < 2 else None
     engine = engine_of(strategy, tmp_path)
