@@ -20,7 +20,7 @@ from benchmarks.recipfl import run as recipfl
 from benchmarks.time_budget import run as time_budget
 from benchmarks.wire import run as wire
 from wildflower.devices.fleet import Fleet
-from wildflower.launch.experiment_file import resolve
+from wildflower.launch.experiment_file import beside, resolve
 from wildflower.models.cost import cost
 from wildflower.models.family import FAMILIES, make_family
 from wildflower.server_app.inline_tables import parse_arguments
@@ -95,7 +95,8 @@ def test_figures_that_were_recorded_under_earlier_defaults_name_them(strategy, o
         if study in (transfer.STUDY, digits.STUDY, encoders.STUDY, inclusivefl.STUDY):
             continue
         for sets in study.methods.values():
-            config = resolve(study.experiment, sets).config
+            with beside(study.experiment):
+                config = resolve(study.experiment, sets).config
             if config.strategy == strategy:
                 named = {setting.partition("=")[0] for setting in sets}
                 assert {f"{strategy}.{name.replace('_', '-')}" for name in old} <= named
@@ -106,7 +107,8 @@ def test_figures_that_were_recorded_under_earlier_defaults_name_them(strategy, o
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_every_method_of_a_table_can_be_run(study):
     for sets in study.methods.values():
-        config = resolve(study.experiment, sets).config
+        with beside(study.experiment):
+            config = resolve(study.experiment, sets).config
         if config.family != "choice":
             fields = {field.name for field in dataclasses.fields(FAMILIES[config.family])}
             assert set(parse_arguments(config.family_arguments)) <= fields
