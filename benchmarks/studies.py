@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ from wildflower.launch.forked_server import ONE_THREAD
 from wildflower.launch.superlink import stop_signals_interrupt
 from wildflower.launch.sweeps import Planned, Row, sweep
 from wildflower.launch.terminal import terminal
+from wildflower.server_app.moved_keys import MOVED
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 
@@ -51,6 +53,8 @@ COSTS = (
     ("training, MB", "device_memory_bytes", 1e6),
     ("device's s per round", "device_seconds", 1),
 )
+# Keys by the names that they had when figures were recorded.
+EARLIER_NAMES = {now: then for then, now in MOVED.items() if " " not in now}
 # Fleets that lie beside the studies, by the names under which digests have them: figures were recorded with these.
 RECORDED_AS = {"benchmarks/five-widths.toml": "five-widths"}
 Figures = dict[str, dict]  # of one method: seed -> figures
@@ -248,9 +252,11 @@ class Study:
         """
         experiment = tomllib.loads(self.experiment.read_text())
         fleet = experiment.get("fleet", "")
-        settings = {"": experiment | ({"fleet": RECORDED_AS[fleet]} if fleet in RECORDED_AS else {})}
+        experiment |= {"fleet": RECORDED_AS[fleet]} if fleet in RECORDED_AS else {}
+        settings: dict[str, Any] = {"": _as_recorded(experiment)}
         for setting in (then for now in self.methods[method] for then in self.recorded_as.get(now, (now,))):
             key, _, value = setting.partition("=")
+            key = EARLIER_NAMES.get(key, key)
             settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
         return digest_of(settings)
 
@@ -355,3 +361,15 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     with file_written_whole(study.results) as file:  # on a full disk the earlier figures stay
         file.write((json.dumps(content, indent=1) + "\n").encode())
     return write_between(study.experiment.parent / "README.md", study.name, study.table(study, results))
+
+
+def _as_recorded(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an experiment file's keys by their earlier names, which stood in no tables but those of methods."""
+    found: dict[str, Any] = {}
+    for key, value in experiment.items():
+        of_table = {f"{key}.{inner}": part for inner, part in value.items()} if isinstance(value, dict) else {}
+        if of_table.keys() & EARLIER_NAMES.keys():
+            found |= {EARLIER_NAMES.get(name, name): part for name, part in of_table.items()}
+        else:
+            found[EARLIER_NAMES.get(key, key)] = value
+    return found

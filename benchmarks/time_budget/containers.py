@@ -33,7 +33,7 @@ SETTINGS = (
 BUDGET_SECONDS = 5
 VARIANTS = {
     "waits for all": (),
-    f"budget.round-seconds = {BUDGET_SECONDS}": (f"budget.round-seconds={BUDGET_SECONDS}",),
+    f"round-seconds = {BUDGET_SECONDS}": (f"budget.round-seconds={BUDGET_SECONDS}",),
 }
 WARM_UP_ROUNDS = 1  # in which nodes start their workers and, in the first run, measure their speed
 

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 VARIANTS = {
     "waits for all": [],
     "deadline-seconds = 3": ["deadline-seconds=3"],
-    "budget.round-seconds = 3": ["budget.round-seconds=3"],
+    "round-seconds = 3": ["budget.round-seconds=3"],
 }
 MOMENTS = (30, 60, 90, 200, 400)  # simulated seconds at which accuracies are compared
 

@@ -6,12 +6,13 @@ import pytest
 
 from benchmarks.recipfl.explorations import STUDY
 from wildflower.devices.fleet import Fleet
+from wildflower.server_app.inline_tables import flat
 
 
 @pytest.mark.parametrize("method", STUDY.methods)
 def test_fleets_and_settings_agree(method):
     settings = tomllib.loads(STUDY.experiment.read_text())
-    settings |= dict(setting.split("=", 1) for setting in STUDY.methods[method])
+    settings = flat(settings) | dict(setting.split("=", 1) for setting in STUDY.methods[method])
     counts = Fleet.load(settings["fleet"]).counts
     assert counts["strong"] == int(settings["strong.devices"])
     assert sum(counts.values()) == int(settings["devices"])

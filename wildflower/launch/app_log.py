@@ -77,4 +77,6 @@ def last_traceback(text: str, app_dir: Path, modules: Mapping[str, Path] | None 
         if not flowers:
             line = re.sub(r'(?<=File ").*/home/apps/[^/]+', lambda _: str(app_dir), line)
             kept.append(re.sub(r'(?<=File ")[^"]+', lambda file: str(sources.get(file[0], file[0])), line))
-    return "\n".join(kept[-TRACEBACK_LINES:])
+    if len(kept) > TRACEBACK_LINES:  # the outermost calls are always the same
+        kept = [kept[0], "  ...", *kept[2 - TRACEBACK_LINES :]]
+    return "\n".join(kept)
