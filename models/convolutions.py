@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.models.cost import CHANNEL_BLOCK, FLOAT_BYTES, Convolution, Footprint, Shape, blocked
 from wildflower.models.layers import Channels, Layer, TensorSpec, spec
@@ -52,8 +53,8 @@ class Conv(Layer):
         specs = {"weight": spec(out, inputs, *[kernel] * self.dimensions)}
         return specs | ({"bias": spec(out)} if self.bias else {})
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         inputs, outputs = shape[0], result_shape[0]
         positions, result_positions = math.prod(shape[1:]), math.prod(result_shape[1:])
         taps = self.kernel**self.dimensions
@@ -88,8 +89,8 @@ class Conv(Layer):
             macs=weight * result_positions,
         )
 
+    @override
     def convolutions(self, shape: Shape, result_shape: Shape) -> set[Convolution]:
-        """See `Layer`."""
         return {(shape, result_shape, self.kernel)}
 
 
@@ -120,8 +121,8 @@ class DepthwiseConv(Layer):
         side = (self.kernel, Window(self.kernel, self.full_kernel) if self.full_kernel else None)
         return {"weight": spec((self.channels.kept, Axis(self.channels.group)), (1, None), side, side)}
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         channels = shape[0]
         positions, result_positions = math.prod(shape[1:]), math.prod(result_shape[1:])
         weight = channels * self.kernel**2
@@ -143,8 +144,8 @@ class DepthwiseConv(Layer):
             macs=weight * result_positions,
         )
 
+    @override
     def convolutions(self, shape: Shape, result_shape: Shape) -> set[Convolution]:
-        """See `Layer`."""
         return {(shape, result_shape, self.kernel)}
 
 
@@ -187,8 +188,8 @@ class SqueezeExcite(Layer):
             "fc2.bias": spec(wide),
         }
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         channels, squeezed = self.channels.kept, self.squeezed.kept
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         gates, inside = (FLOAT_BYTES * batch_size * count for count in (channels, squeezed))
@@ -209,7 +210,7 @@ class SqueezeExcite(Layer):
             macs=2 * weight,
         )
 
+    @override
     def convolutions(self, shape: Shape, result_shape: Shape) -> set[Convolution]:
-        """See `Layer`."""
         wide, narrow = (self.channels.kept, 1, 1), (self.squeezed.kept, 1, 1)
         return {(wide, narrow, 1), (narrow, wide, 1)}

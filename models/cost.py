@@ -141,6 +141,34 @@ class Footprint:
     score_macs: int = 0  # those of one product of positions with positions, of which attention has two
 
 
+def elementwise_footprint(shape: Shape, batch_size: int) -> Footprint:
+    """Return the footprint of a function of every entry that is not in place: its backward pass reads the input."""
+    size = FLOAT_BYTES * batch_size * prod(shape)
+    return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
+
+
+def mean_footprint(shape: Shape, channels: int, batch_size: int) -> Footprint:
+    """Return the footprint of a mean for each of `channels`, of which nothing is saved."""
+    size, result = FLOAT_BYTES * batch_size * prod(shape), FLOAT_BYTES * batch_size * channels
+    return Footprint(result=result, forward_peak=result, gradient=size, backward_peak=size)
+
+
+def pooling_footprint(kind: str, shape: Shape, result_shape: Shape, batch_size: int) -> Footprint:
+    """Return the footprint of pooling of a kind, "max" or "average": of maxima the places are saved."""
+    size = FLOAT_BYTES * batch_size * prod(shape)
+    result_entries = batch_size * prod(result_shape)
+    indices = INDEX_BYTES * result_entries if kind == "max" else 0
+    result = FLOAT_BYTES * result_entries
+    return Footprint(
+        result=result,
+        saves_input=True,
+        saves_own=indices,
+        forward_peak=result + indices,
+        gradient=size,
+        backward_peak=size,
+    )
+
+
 def table_footprint(weight: int, result_shape: Shape, batch_size: int) -> Footprint:
     """Return the footprint of a learned table of `weight` entries, read or added: nothing of its own is saved."""
     result = FLOAT_BYTES * batch_size * prod(result_shape)

@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from typing_extensions import override
 
 from wildflower.models.cost import (
     FLOAT_BYTES,
-    INDEX_BYTES,
     Convolution,
     Footprint,
     Shape,
+    elementwise_footprint,
+    mean_footprint,
+    pooling_footprint,
 )
 from wildflower.models.max_pool import HalvingMaxPool
 from wildflower.models.placement import CLASSES, Axis, Window
@@ -128,8 +131,8 @@ class Linear(Layer):
         features = (self.inputs.kept * self.positions, Axis(self.inputs.group, self.positions))
         return {"weight": spec(out, features), "bias": spec(out)}
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         weight = shape[-1] * result_shape[-1]
         parameters = weight + result_shape[-1]
         result = FLOAT_BYTES * batch_size * math.prod(result_shape)
@@ -223,8 +226,8 @@ class Norm(Layer):
         names = ("weight", "bias") if self.static else ("weight", "bias", "running_mean", "running_var")
         return {name: spec((self.channels.kept, Axis(self.channels.group))) for name in names}
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         statistics = FLOAT_BYTES * 2 * shape[0]  # mean and inverse deviation of the batch
         return Footprint(
@@ -266,8 +269,8 @@ class Scale(Stateless):
         """Return a `Scaler`."""
         return Scaler(self.channels.kept / self.channels.full)
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         return Footprint(result=size, forward_peak=size, gradient=size, backward_peak=size)
 
@@ -280,8 +283,8 @@ class Relu(Stateless):
         """Return an in-place `nn.ReLU`."""
         return nn.ReLU(inplace=True)
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         return Footprint(saves_result=True, gradient=size, backward_peak=size)
 
@@ -294,10 +297,9 @@ class Relu6(Stateless):
         """Return an `nn.ReLU6`. In place it would need as much memory: PyTorch's backward pass wants its input."""
         return nn.ReLU6()
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
+        return elementwise_footprint(shape, batch_size)
 
 
 @dataclass(frozen=True)
@@ -308,10 +310,9 @@ class HardSwish(Stateless):
         """Return an `nn.Hardswish`, which is not in place: the backward pass needs its input."""
         return nn.Hardswish()
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
+        return elementwise_footprint(shape, batch_size)
 
 
 @dataclass(frozen=True)
@@ -331,20 +332,9 @@ class Halve(Stateless):
         """(channels, height, width) -> half the sides, rounded up."""
         return shape[0], *(-(-side // 2) for side in shape[1:])
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        result_entries = batch_size * math.prod(result_shape)
-        indices = INDEX_BYTES * result_entries if self.kind == "max" else 0
-        result = FLOAT_BYTES * result_entries
-        return Footprint(
-            result=result,
-            saves_input=True,
-            saves_own=indices,
-            forward_peak=result + indices,
-            gradient=size,
-            backward_peak=size,
-        )
+        return pooling_footprint(self.kind, shape, result_shape, batch_size)
 
 
 @dataclass(frozen=True)
@@ -370,20 +360,9 @@ class Pool(Stateless):
             raise ValueError(f"a pooling window of {self.window} does not fit an input of {tuple(sides)}")
         return channels, *(side // self.window for side in sides)
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        result_entries = batch_size * math.prod(result_shape)
-        indices = INDEX_BYTES * result_entries if self.kind == "max" else 0
-        result = FLOAT_BYTES * result_entries
-        return Footprint(
-            result=result,
-            saves_input=True,
-            saves_own=indices,
-            forward_peak=result + indices,
-            gradient=size,
-            backward_peak=size,
-        )
+        return pooling_footprint(self.kind, shape, result_shape, batch_size)
 
 
 @dataclass(frozen=True)
@@ -398,11 +377,9 @@ class GlobalPool(Stateless):
         """(channels, height, width) -> (channels,)."""
         return (shape[0],)
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        result = FLOAT_BYTES * batch_size * result_shape[0]
-        return Footprint(result=result, forward_peak=result, gradient=size, backward_peak=size)
+        return mean_footprint(shape, result_shape[0], batch_size)
 
 
 @dataclass(frozen=True)
@@ -417,8 +394,8 @@ class Flatten(Stateless):
         """(channels, *sides) -> (channels * positions,)."""
         return (math.prod(shape),)
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         return Footprint()
 
 
@@ -432,8 +409,8 @@ class Dropout(Stateless):
         """Return an `nn.Dropout`."""
         return nn.Dropout(self.rate)
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         # The mask is drawn as integers, then kept as floats.
         return Footprint(result=size, saves_own=size, forward_peak=2 * size, gradient=size, backward_peak=size)

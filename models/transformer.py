@@ -10,10 +10,11 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import BlockFamily, is_count
-from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, table_footprint
+from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, elementwise_footprint, mean_footprint, table_footprint
 from wildflower.models.layers import Block, Channels, Layer, Linear, Scaler, Stateless, TensorSpec, spec
 from wildflower.models.placement import Axis
 
@@ -53,8 +54,8 @@ class Patches(Stateless):
             raise ValueError(f"{height}x{width} images cannot be cut into patches of {self.side}x{self.side}")
         return (height // self.side) * (width // self.side), channels * self.side**2
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         # Only images are cut: there is no gradient to make.
         result = FLOAT_BYTES * batch_size * math.prod(result_shape)
         return Footprint(result=result, forward_peak=result)
@@ -82,8 +83,8 @@ class Embedding(Layer):
         """Weight (vocabulary, channels)."""
         return {"weight": spec((self.vocabulary, None), (self.outputs.kept, Axis(self.outputs.group)))}
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         # What is saved are the tokens, which stay anyway.
         return table_footprint(self.vocabulary * self.outputs.kept, result_shape, batch_size)
 
@@ -117,8 +118,8 @@ class Positions(Layer):
         """Weight (positions, channels)."""
         return {"weight": spec((self.positions, None), (self.channels.kept, Axis(self.channels.group)))}
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         return table_footprint(math.prod(shape), result_shape, batch_size)
 
 
@@ -137,8 +138,8 @@ class LayerNorm(Layer):
         """Weight and bias."""
         return {name: spec((self.channels.kept, Axis(self.channels.group))) for name in ("weight", "bias")}
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         statistics = FLOAT_BYTES * 2 * batch_size * shape[0]  # mean and inverse deviation of each position
         # Backward, gradients of weight and bias are summed up in a table per thread.
@@ -162,10 +163,9 @@ class Gelu(Stateless):
         """Return an `nn.GELU`."""
         return nn.GELU()
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
+        return elementwise_footprint(shape, batch_size)
 
 
 class SelfAttention(nn.Module):
@@ -218,8 +218,8 @@ class Attention(Layer):
             specs |= {f"{name}.weight": spec(inner, channels), f"{name}.bias": spec(inner)}
         return specs | {"out.weight": spec(channels, inner), "out.bias": spec(channels)}
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         # PyTorch's fused attention on CPUs keeps no scores, only the log of their sums for each head and position.
         # Tiles of scores, some 10 KB per thread, are left out.
         positions, channels = shape
@@ -270,11 +270,9 @@ class MeanPosition(Stateless):
         """(positions, channels) -> (channels,)."""
         return shape[1:]
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        result = FLOAT_BYTES * batch_size * result_shape[0]
-        return Footprint(result=result, forward_peak=result, gradient=size, backward_peak=size)
+        return mean_footprint(shape, result_shape[0], batch_size)
 
 
 class TakeLast(nn.Module):
@@ -297,8 +295,8 @@ class LastPosition(Stateless):
         """(positions, channels) -> (channels,)."""
         return shape[1:]
 
+    @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        """See `Layer`."""
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         return Footprint(gradient=size, backward_peak=size)
 
