@@ -150,7 +150,7 @@ def working_copy(folder: Path) -> Path:
     for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines():
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)  # wildflower/ links to its rooms
     return folder
 
 
