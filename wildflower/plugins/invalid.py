@@ -44,11 +44,13 @@ def must(item: ErrorDetails) -> str:
     if what in ("type", "parsing") and kind in KINDS:
         return f"must be {KINDS[kind]}"
     if item["type"] in BOUNDS:
-        bounds = {
-            key: f"{value:g}" if isinstance(value, float) else value for key, value in item.get("ctx", {}).items()
-        }
+        bounds = {key: _written(value) for key, value in item.get("ctx", {}).items()}
         return BOUNDS[item["type"]].format(**bounds)
     return re.sub(r"^\w+ should ", "must ", item["msg"].removeprefix("Value error, "))
+
+
+def _written(bound: object) -> object:
+    return f"{bound:g}" if isinstance(bound, float) else "2^63" if bound == 2**63 else bound
 
 
 def in_words(error: ValidationError, keys: Iterable[str] = ()) -> str:
@@ -57,16 +59,19 @@ def in_words(error: ValidationError, keys: Iterable[str] = ()) -> str:
     keys: those that are valid, of which the nearest are named where a key is unknown.
     """
     first, *others = error.errors(include_url=False)
-    key = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        text = f"the key {key!r} is missing"
-    elif first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    return one(first, keys) + (f" (and {len(others)} more)" if others else "")
+
+
+def one(item: ErrorDetails, keys: Iterable[str] = ()) -> str:
+    """Return one of pydantic's errors as a line; `keys` as of `in_words`."""
+    key = ".".join(map(str, item["loc"]))
+    if item["type"] == "missing":
+        return f"the key {key!r} is missing"
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         shown = reprlib.repr(key)
-        text = f"unknown key {shown}, {nearest(key, keys)}" if keys else f"there should be no key {shown}"
-    elif first["type"] == "json_invalid":
-        text = f"it is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
-    elif key:
-        text = f"{key} = {reprlib.repr(first['input'])}: {must(first)}"
-    else:  # the model's own words are a sentence
-        text = must(first) if first["type"] == "value_error" else f"it {must(first)}"
-    return text + (f" (and {len(others)} more)" if others else "")
+        return f"unknown key {shown}, {nearest(key, keys)}" if keys else f"there should be no key {shown}"
+    if item["type"] == "json_invalid":
+        return f"it is not JSON: {item['msg'].removeprefix('Invalid JSON: ')}"
+    if key:
+        return f"{key} = {reprlib.repr(item['input'])}: {must(item)}"
+    return must(item) if item["type"] == "value_error" else f"it {must(item)}"  # a model's own words are a sentence
