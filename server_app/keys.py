@@ -70,7 +70,7 @@ def with_table(page: str, table: str) -> str:
 def pages() -> dict[str, str]:
     """The pages below docs/ that have tables of keys -> the tables.
 
-    They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
+    They are docs/keys.md, with the keys of the run itself, the page of every method, with those of the parts
     that it shares with other methods, and the pages of these parts.
     """
     from wildflower.server_app.config import PARTS, RunConfig, all_settings, run_groups
@@ -97,7 +97,7 @@ def pages() -> dict[str, str]:
         return key_table(keys, descriptions) if keys else "There are none.\n"
 
     found = {
-        "configuration.md": "\n".join(f"## {title}\n\n{key_table(keys, descriptions)}" for title, keys in run.items())
+        "keys.md": "\n".join(f"## {title}\n\n{key_table(keys, descriptions)}" for title, keys in run.items())
     }
     for name, kind in METHODS.items():
         found[f"methods/{name}.md"] = table(name, *kind.shared_params)
