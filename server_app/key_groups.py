@@ -229,6 +229,15 @@ class Statistics(Params):
     )
 
 
+class Checkpoints(Params):
+    """What a resumed run goes on from."""
+
+    resume_from: CountOrZero = Field(
+        0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
+    )
+    keep: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
+
+
 class Personal(Params):
     """Scores of every device on its own test shard."""
 

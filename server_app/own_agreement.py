@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -64,7 +63,7 @@ def own_of_run(run_dir: Path, config: RunConfig, spec: TaskSpec) -> OwnData | No
         return None
     test = server_test(spec)
     _declared(config, spec, test)
-    return OwnData(replace(spec, agreed=agreed), config.run_name, test)
+    return OwnData(spec.model_copy(update={"agreed": agreed}), config.run_name, test)
 
 
 def _declared(config: RunConfig, spec: TaskSpec, test: DataSet | None) -> Declared:
@@ -114,7 +113,7 @@ def _own_data(
             "examples to test on: set test-fraction, such as 0.2, or give the server a test set in its data-dir"
         )
     tell(agreed, unfit, len(said) - len(unfit))
-    own = OwnData(replace(spec, agreed=agreed), config.run_name, test)
+    own = OwnData(spec.model_copy(update={"agreed": agreed}), config.run_name, test)
     fitting = [each for _, each in sorted(said.items()) if each.device not in unfit]
     own.take(fitting)
     tell_remarks(by_kind(own.remarks))

@@ -94,7 +94,7 @@ def with_deeper_lists(text: str) -> str:
         if not fence:
             if not indent and stripped:
                 in_list = bool(re.match(r"([-*]|\d+\.) ", stripped))
-            deeper = 4 * ((indent + 1) // 2) - indent if in_list else 0
+            deeper = 4 * max(indent // 2, 1) - indent if in_list and indent else 0
         lines.append(" " * deeper + line if stripped else "")
         if mark := re.match(r"`{3,}", stripped):
             fence = "" if fence and stripped.rstrip() == fence else fence or mark[0]

@@ -268,11 +268,16 @@ def config(
     experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment file.")] = None,
     overrides: Overrides = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only keys whose values are not the defaults.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All keys, those of methods last.")] = False,
 ) -> None:
-    """Print every key of the run configuration with its value, where the value comes from, and what it means."""
+    """Print keys of the run configuration with their values, where each value comes from, and what it means.
+
+    These are the keys that people set most and those that the experiment or --set sets; --all prints the others too.
+    """
     from wildflower.launch.experiment_file import SettingsError, beside, resolve
     from wildflower.launch.terminal import terminal
     from wildflower.server_app.config import defaults, descriptions
+    from wildflower.server_app.keys import COMMON, keys_by_group
 
     with beside(experiment):
         try:
@@ -281,12 +286,26 @@ def config(
             raise _stop(str(error)) from None
         usual = defaults(settings.config.strategy)
         meanings = descriptions(settings.config.strategy)
+    values, sources = settings.config.to_dict(), settings.sources
+    if everything:
+        run, of_methods = keys_by_group(values)
+        tables = run | {f"Settings of {name}": keys for name, keys in of_methods.items()}
+    elif changed:
+        tables = {"": list(values)}
+    else:
+        own = [key for key in values if key not in COMMON and sources[key] != "default"]
+        tables = {"": list(COMMON), "Also set here": own}
+    console = terminal()
+    for title, keys in tables.items():
         rows = [
-            [key, repr(value), Path(settings.sources[key]).name, meanings[key]]
-            for key, value in settings.config.to_dict().items()
-            if not changed or value != usual[key]
+            [key, repr(values[key]), Path(sources[key]).name, meanings[key]]
+            for key in keys
+            if not changed or values[key] != usual[key]
         ]
-    _print_table(terminal(), "", ["key", "value", "source", "meaning"], rows)
+        if rows:
+            _print_table(console, title, ["key", "value", "source", "meaning"], rows)
+    if not everything and not changed:
+        typer.echo(f"--all shows all {len(values)} keys.")
 
 
 @app.command()

@@ -154,7 +154,9 @@ def _prepared(config: RunConfig) -> tuple[Task, Supernet]:
     data_dir = str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else ""
     try:
         arguments = config.own_task_arguments()
-        task = load_task(TaskSpec(config.task, devices=1, data_dir=data_dir, seed=config.seed, arguments=arguments))
+        task = load_task(
+            TaskSpec(name=config.task, devices=1, data_dir=data_dir, seed=config.seed, arguments=arguments)
+        )
         spec = {"name": config.family or task.family, **parse_arguments(config.family_arguments)}
         family = make_family({**spec, "input_shape": list(task.input_shape), "classes": task.classes})
     except (ValueError, FileNotFoundError) as error:

@@ -113,8 +113,10 @@ def in_words(error: ValidationError) -> str:
         text = f"there should be no key {key!r}"
     elif first["type"] == "json_invalid":
         text = f"it is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
-    else:
-        text = f"{key} = {reprlib.repr(first['input'])}: {must(first)}" if key else f"it {must(first)}"
+    elif key:
+        text = f"{key} = {reprlib.repr(first['input'])}: {must(first)}"
+    else:  # the model's own words are a sentence
+        text = must(first) if first["type"] == "value_error" else f"it {must(first)}"
     return text + (f" (and {len(others)} more)" if others else "")
 
 
