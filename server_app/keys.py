@@ -101,7 +101,7 @@ def keys_by_group(keys: Iterable[str]) -> tuple[dict[str, list[str]], dict[str, 
 def pages() -> dict[str, str]:
     """The pages below docs/ that have tables of keys -> the tables.
 
-    They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
+    They are docs/keys.md, with the keys of the run itself, the page of every method, with those of the parts
     that it shares with other methods, and the pages of these parts.
     """
     from wildflower.server_app.config import all_settings, defaults
@@ -118,7 +118,7 @@ def pages() -> dict[str, str]:
     def of_keys(keys: Sequence[str]) -> str:
         return key_table({key: usual[key] for key in keys}, descriptions)
 
-    found = {"configuration.md": "\n".join(f"## {title}\n\n{of_keys(keys)}" for title, keys in run.items())}
+    found = {"keys.md": "\n".join(f"## {title}\n\n{of_keys(keys)}" for title, keys in run.items())}
     for name, kind in METHODS.items():
         found[f"methods/{name}.md"] = table(name, *kind.shared_params)
         found |= {f"methods/{shared}.md": table(shared) for shared in kind.shared_params}
