@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from wildflower.devices.node import MIN_MEMBERS
+from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.models.initial import checked_names
 from wildflower.server_app.inline_tables import parse_arguments
 from wildflower.strategies.params import Count, CountOrZero, Numbers, Params, Rate, to_scalar
