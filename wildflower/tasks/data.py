@@ -341,7 +341,15 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
     """The data set of the cache file `name`-`key`, decoded and written there by the first process that asks."""
     file = cache_folder("data") / f"{name}-{key}.safetensors"
     if not file.exists():
-        _write(decode(), file)
+        write_data_set(decode(), file)
+    try:
+        return read_data_set(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it and it is made anew") from error
+
+
+def read_data_set(file: Path) -> DataSet:
+    """Return the data set of a file of `write_data_set`; ValueError where it cannot be read."""
     try:
         tensors = load_file(file)
         return DataSet(
@@ -357,7 +365,7 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
             remarks=_remarks(tensors),
         )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
+        raise ValueError(f"the file {file} cannot be read ({error})") from error
 
 
 def _remarks(tensors: Mapping[str, Tensor]) -> tuple[Remark, ...]:
@@ -372,7 +380,8 @@ def _vocabulary(tensors: Mapping[str, Tensor]) -> Vocabulary | None:
     return replace(Vocabulary(*tensors["vocabulary"].tolist()), unclear_pair=unclear)
 
 
-def _write(data: DataSet, file: Path) -> None:
+def write_data_set(data: DataSet, file: Path) -> None:
+    """Write a data set as one safetensors file."""
     names, vocabulary = json.dumps(data.label_names).encode(), data.vocabulary
     unclear = "" if vocabulary is None else vocabulary.unclear_pair
     remarks = json.dumps([remark.model_dump() for remark in data.remarks]).encode() if data.remarks else b""

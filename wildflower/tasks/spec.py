@@ -50,7 +50,8 @@ class Kind:
     data set. `label_names`: of the classes, in their order; empty where numbers are all there is. `own`: as `load`, but
     of one device's folder: its examples as they are, with its own `label_names` and without normalization, of which
     those for training or those for testing may be none; None where devices cannot hold data of their own. `fixed`:
-    there are as many classes as the task says, whichever of them the files have examples of.
+    there are as many classes as the task says, whichever of them the files have examples of. `in_order`: under the
+    partition natural, device n has the examples of natural id n.
     """
 
     load: Callable[..., DataSet]
@@ -64,6 +65,7 @@ class Kind:
     label_names: tuple[str, ...] = ()
     own: Callable[..., DataSet] | None = None
     fixed: bool = False
+    in_order: bool = False
 
 
 DIGITS = tuple("0123456789")

@@ -113,7 +113,7 @@ class Task:
                 devices=spec.devices,
                 seed=spec.seed,
                 # Who has which classes is part of an experiment, such as the strongest device the most.
-                in_order=data.label_sets is not None,
+                in_order=kind.in_order or data.label_sets is not None,
             )
         elif spec.examples_per_device > len(data.train):
             raise ValueError(
