@@ -71,7 +71,7 @@ def data_set_of(data: object, label: str | None, test: object, *, flat: bool) ->
         of_tests = [_examples(part, label, "test") for part in (_of_devices(test) or {"": test}).values()]
         tests = _joined(of_tests, "test")
     found = _data_set(train, tests, flat)
-    return replace(found, natural_ids=source) if devices else found, len(devices)
+    return replace(found, natural_ids=source, in_order=True) if devices else found, len(devices)
 
 
 # Forms of data -------------------------------------------------------------------------------------------------------

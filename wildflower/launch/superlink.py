@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from wildflower.devices.private import private_open
+from wildflower.plugins.user_error import UserError
 
 CONNECTION = "wildflower"
 START_SECONDS = 60.0
@@ -32,7 +33,7 @@ LONGEST_FOLDER = 24
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class FlowerError(RuntimeError):
+class FlowerError(UserError):
     """Flower did not do what it was asked to; the text holds what it said."""
 
 

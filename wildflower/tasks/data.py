@@ -104,6 +104,7 @@ class DataSet:
     `label_sets` (sources, classes), bool: which classes each source has, where every source has its own.
     `vocabulary`: of texts, whose tokens are a tokenizer's.
     `remarks`: what a person should know before round 1, such as files that were left out.
+    `in_order`: natural ids are numbers of devices.
     """
 
     train: Data
@@ -116,6 +117,7 @@ class DataSet:
     label_sets: Tensor | None = None
     vocabulary: Vocabulary | None = None
     remarks: tuple[Remark, ...] = ()
+    in_order: bool = False
 
     @property
     def cut_texts(self) -> int:
@@ -363,6 +365,7 @@ def read_data_set(file: Path) -> DataSet:
             label_sets=tensors.get("label_sets"),
             vocabulary=_vocabulary(tensors),
             remarks=_remarks(tensors),
+            in_order="in_order" in tensors,
         )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"the file {file} cannot be read ({error})") from error
@@ -399,6 +402,7 @@ def write_data_set(data: DataSet, file: Path) -> None:
         "vocabulary": None if vocabulary is None else torch.tensor(astuple(vocabulary)[:-1]),
         "unclear_pair": torch.tensor(list(unclear.encode()), dtype=torch.uint8) if unclear else None,
         "remarks": torch.tensor(list(remarks), dtype=torch.uint8) if remarks else None,
+        "in_order": torch.tensor(1) if data.in_order else None,
     }
     with written_whole(file) as beside:
         save_file({key: value.contiguous() for key, value in tensors.items() if value is not None}, beside)

@@ -39,7 +39,6 @@ def given_task(
         family,
         loss=None if loss is None else _loss(loss),
         metric=None if metric is None else _metric(metric),
-        in_order=True,
     )
 
 
