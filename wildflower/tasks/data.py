@@ -104,6 +104,7 @@ class DataSet:
     `label_sets` (sources, classes), bool: which classes each source has, where every source has its own.
     `vocabulary`: of texts, whose tokens are a tokenizer's.
     `remarks`: what a person should know before round 1, such as files that were left out.
+    `in_order`: natural ids are numbers of devices.
     """
 
     train: Data
@@ -116,6 +117,7 @@ class DataSet:
     label_sets: Tensor | None = None
     vocabulary: Vocabulary | None = None
     remarks: tuple[Remark, ...] = ()
+    in_order: bool = False
 
     @property
     def cut_texts(self) -> int:
@@ -341,7 +343,15 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
     """The data set of the cache file `name`-`key`, decoded and written there by the first process that asks."""
     file = cache_folder("data") / f"{name}-{key}.safetensors"
     if not file.exists():
-        _write(decode(), file)
+        write_data_set(decode(), file)
+    try:
+        return read_data_set(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it and it is made anew") from error
+
+
+def read_data_set(file: Path) -> DataSet:
+    """Return the data set of a file of `write_data_set`; ValueError where it cannot be read."""
     try:
         tensors = load_file(file)
         return DataSet(
@@ -355,9 +365,10 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
             label_sets=tensors.get("label_sets"),
             vocabulary=_vocabulary(tensors),
             remarks=_remarks(tensors),
+            in_order="in_order" in tensors,
         )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
+        raise ValueError(f"the file {file} cannot be read ({error})") from error
 
 
 def _remarks(tensors: Mapping[str, Tensor]) -> tuple[Remark, ...]:
@@ -372,7 +383,8 @@ def _vocabulary(tensors: Mapping[str, Tensor]) -> Vocabulary | None:
     return replace(Vocabulary(*tensors["vocabulary"].tolist()), unclear_pair=unclear)
 
 
-def _write(data: DataSet, file: Path) -> None:
+def write_data_set(data: DataSet, file: Path) -> None:
+    """Write a data set as one safetensors file."""
     names, vocabulary = json.dumps(data.label_names).encode(), data.vocabulary
     unclear = "" if vocabulary is None else vocabulary.unclear_pair
     remarks = json.dumps([remark.model_dump() for remark in data.remarks]).encode() if data.remarks else b""
@@ -390,6 +402,7 @@ def _write(data: DataSet, file: Path) -> None:
         "vocabulary": None if vocabulary is None else torch.tensor(astuple(vocabulary)[:-1]),
         "unclear_pair": torch.tensor(list(unclear.encode()), dtype=torch.uint8) if unclear else None,
         "remarks": torch.tensor(list(remarks), dtype=torch.uint8) if remarks else None,
+        "in_order": torch.tensor(1) if data.in_order else None,
     }
     with written_whole(file) as beside:
         save_file({key: value.contiguous() for key, value in tensors.items() if value is not None}, beside)
