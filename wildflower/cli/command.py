@@ -1,10 +1,10 @@
 """The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, NoReturn, cast
 
 import typer
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from wildflower.cli.export import Format
+    from wildflower.launch.sweeps import Row
+    from wildflower.papers.catalog import Entry
     from wildflower.server_app.models import Which
 
 app = typer.Typer(
@@ -138,26 +140,39 @@ def sweep(
     All runs with one seed come before those with the next one. What is finished is not run again, what was stopped goes
     on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
     """
+    from wildflower.launch.experiment_file import SettingsError
+    from wildflower.launch.sweeps import folder_of, parse_grid, parse_seeds, read_rows
+
+    try:
+        numbers = parse_seeds(seeds)
+        all_rows = [] if rows is None else read_rows(rows)
+        values = parse_grid(grid or [])
+    except SettingsError as error:
+        raise _stop(str(error)) from None
+    _sweep(experiment, overrides or [], numbers, all_rows, values, folder_of(experiment, folder), jobs, html)
+
+
+def _sweep(
+    experiment: Path,
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    rows: Sequence["Row"],
+    grid: Mapping[str, Sequence[str]],
+    folder: Path,
+    jobs: int,
+    html: Path | None,
+) -> NoReturn:
+    """Do what a sweep lacks, show its comparison, and leave with the exit code that `sweep` names."""
     from wildflower.launch.experiment import INTERRUPTED
     from wildflower.launch.experiment_file import SettingsError
     from wildflower.launch.superlink import stop_signals_interrupt
-    from wildflower.launch.sweeps import folder_of, parse_grid, parse_seeds, read_rows
     from wildflower.launch.sweeps import sweep as run_sweep
     from wildflower.launch.terminal import terminal
     from wildflower.server_app.run_folder import JournalError
 
     try:
         with stop_signals_interrupt():
-            outcome = run_sweep(
-                experiment,
-                overrides or [],
-                parse_seeds(seeds),
-                [] if rows is None else read_rows(rows),
-                parse_grid(grid or []),
-                folder_of(experiment, folder),
-                jobs,
-                terminal(),
-            )
+            outcome = run_sweep(experiment, overrides, seeds, rows, grid, folder, jobs, terminal())
     except (SettingsError, JournalError, OSError) as error:
         raise _stop(str(error)) from None
     if outcome.interrupted:
@@ -166,6 +181,95 @@ def sweep(
         names = [run.row for run in outcome.finished if run.row]
         _compare([run.run_dir for run in outcome.finished], html, None, names)
     raise typer.Exit(INTERRUPTED if outcome.interrupted else 1 if outcome.failed else 0)
+
+
+@app.command()
+def paper(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAPER/TABLE]", help="Such as recipfl/table-3-mnist; all are listed without."),
+    ] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Run it in a minute: two rounds of three devices, on data that are made.")
+    ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Say what it takes at full size and what devices get; run nothing."),
+    ] = False,
+    copy: Annotated[
+        Path | None, typer.Option("--copy", metavar="FOLDER", help="Copy its files there, to be changed; run nothing.")
+    ] = None,
+    about: Annotated[
+        bool, typer.Option("--about", help="Say what it is, and what the paper prints and leaves open; run nothing.")
+    ] = False,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option("--row", metavar="NAME", help="A row, such as a method; may be given often."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 1-3 or 1,4,7-9.")] = "1-3",
+    overrides: Overrides = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at a time.")] = 1,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the runs lie; default: runs/NAME, by the experiment's name.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here, and a CSV file beside.")
+    ] = None,
+) -> None:
+    """Run a table or figure of one of the five papers, with the paper's model, data, split and rounds.
+
+    At full size most take hours to days on a GPU, and data that must be downloaded: try --tiny and --plan first.
+    Exit codes are those of `wildflower sweep`.
+    """
+    from tempfile import TemporaryDirectory
+
+    from wildflower.cli import paper as papers
+    from wildflower.launch.experiment_file import SettingsError
+    from wildflower.launch.sweeps import Row, parse_seeds
+    from wildflower.launch.terminal import terminal
+    from wildflower.papers import catalog
+
+    console = terminal()
+    if name is None:
+        console.print(papers.listed())
+        return
+    try:
+        one = catalog.entry(name)
+        methods = papers.chosen(one, rows or [])
+        numbers = [1] if tiny else parse_seeds(seeds)
+        if copy is not None:
+            for line in papers.copy(one, copy):
+                typer.echo(line)
+            return
+        for line in papers.about(one):
+            console.print(line, markup=False, highlight=False)
+        if about:
+            return
+        settings = [*one.settings(), *(overrides or [])]
+        where = folder or Path("runs") / (one.name.replace("/", "-") + ("-tiny" if tiny else ""))
+        with TemporaryDirectory(prefix="wildflower-made-") as data:
+            if plan:
+                _plan_paper(one, methods, overrides or [], Path(data))
+                return
+            if tiny:
+                methods = [Row(row.name, (*row.overrides, *catalog.tiny(one, row, Path(data)))) for row in methods]
+            values = {} if tiny else one.values()
+            _sweep(one.experiment_file, settings, numbers, methods, values, where.absolute(), jobs, html)
+    except (SettingsError, ValueError, OSError) as error:
+        raise _stop(str(error)) from None
+
+
+def _plan_paper(one: "Entry", rows: Sequence["Row"], overrides: Sequence[str], data: Path) -> None:
+    from wildflower.cli.paper import planned, summary
+    from wildflower.cli.plan import plan_tables
+    from wildflower.launch.terminal import terminal
+
+    console = terminal()
+    for row in rows:
+        config, found = planned(one, row, overrides, data)
+        console.print(f"{row.name}: {summary(config, found)}", markup=False, highlight=False)
+        for table in plan_tables(found, by_node=False):
+            console.print(table)
 
 
 @app.command()
