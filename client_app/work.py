@@ -25,7 +25,7 @@ from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.memory import own_bytes
 from wildflower.client_app.policy import policy_of
 from wildflower.client_app.secure_member import SecureDevice
-from wildflower.devices.node import own_device
+from wildflower.devices.node_config import own_device
 from wildflower.devices.probe import probe_machine
 from wildflower.devices.state_folder import node_state_dir
 from wildflower.devices.validation import one_line

@@ -14,6 +14,8 @@ MOVED: dict[str, str] = {
     "dp-clip": "dp.clip",
     "dp-delta": "dp.delta",
     "resume-copy": "dp.resume-copy",
+    "resume-from": "checkpoints.resume-from",
+    "keep-checkpoints": "checkpoints.keep",
     "secure-aggregation": "set secure-aggregation.minimum = 5, the fewest devices whose sum the server may see",
     "secure-minimum": "secure-aggregation.minimum",
     "public-task": "public.task",
@@ -117,4 +119,4 @@ def meant(key: str, keys: list[str]) -> str:
         if close:
             return f"did you mean {' or '.join(repr(f'{method}.{name}') for name in close)}?"
         return f"{method} has {', '.join(own)}"
-    return did_you_mean(key, keys) or f"'wildflower config' lists all {len(keys)}"
+    return did_you_mean(key, keys) or f"'wildflower config --all' lists all {len(keys)}"

@@ -2,7 +2,6 @@
 
 import gc
 import resource
-from dataclasses import replace
 
 import pytest
 import torch
@@ -151,7 +150,7 @@ def test_a_device_is_scored_on_its_own_data_as_its_half_says(data, local, kind, 
     scored(
         data=data,
         local=local,
-        task=replace(SPEC, test_fraction=0.5),
+        task=SPEC.model_copy(update={"test_fraction": 0.5}),
         family=EXITS,
         architecture=EXITS.up_to(2),
     )

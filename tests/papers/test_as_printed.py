@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from wildflower.cli.paper import configured
+from wildflower.cli.papers import configured
 from wildflower.devices.fleet import FLEETS_DIR
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_run import simulated_grid
-from wildflower.cli.paper import configured
+from wildflower.cli.papers import configured
 from wildflower.devices.fleet import FLEETS_DIR, Fleet
 from wildflower.launch.experiment_file import SettingsError
 from wildflower.launch.sweeps import Row

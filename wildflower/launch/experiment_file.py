@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.reference import is_reference, module_label
+from wildflower.plugins.user_error import UserError
 from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT, SET, MACHINE = "default", "--set", "this machine"
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError, ValueError):
     """Settings that no run can start with; the text says which one, where it was given and what would be right."""
 
 

@@ -105,7 +105,7 @@ class Run:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """One row per finished round, by its number: docs/design.md says what is in it.
+        """One row per finished round, by its number: docs/run-folder.md says what is in it.
 
         What a round has of every tier, exit or part of the work is a column each, such as
         `delivered_score_by_tier.small`. Where a round was not evaluated, its scores are NaN. Bytes and seconds are

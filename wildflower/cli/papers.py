@@ -1,4 +1,4 @@
-"""`wildflower paper`: the tables and figures of the five papers as experiments, listed, planned, tried and run."""
+"""What `wildflower paper` prints: the papers' tables and figures listed, explained, copied and planned."""
 
 from __future__ import annotations
 
@@ -113,3 +113,14 @@ def summary(config: RunConfig, plan: Plan) -> str:
         f"{config.rounds} rounds of {config.devices_per_round} of {config.devices} devices, {hours(config, plan):.3g} "
         f"simulated hours; at most {memory / 1e6:,.0f} MB of memory in training; models of {sizes}{more} parameters"
     )
+
+
+def plan_text(one: Entry, row: Row, settings: Sequence[str], folder: Path) -> Iterator[str | Table]:
+    """Yield what a plan of a row says: a line, and what every tier gets and how long a round takes there."""
+    from rich.markup import escape
+
+    from wildflower.cli.plan import plan_tables
+
+    config, plan = planned(one, row, settings, folder)
+    yield escape(f"{row.name}: {summary(config, plan)}")
+    yield from plan_tables(plan, by_node=False)

@@ -1,14 +1,20 @@
 import json
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from wildflower.tasks import partition
-from wildflower.tasks.partition import Index, divide, draw
+from wildflower.tasks import index as index_files
+from wildflower.tasks import partitions
+from wildflower.tasks.data import Data, DataSet
+from wildflower.tasks.index import Index
+from wildflower.tasks.partitions import PARTITIONS, PartitionSettings, draw
+from wildflower.tasks.task import TaskSpec, load_task
 
 RECORDED = json.loads((Path(__file__).parent / "flwr_datasets.json").read_text())
 LABELS = np.random.default_rng(3).integers(0, 5, 600)
@@ -16,7 +22,12 @@ NATURAL_IDS = np.random.default_rng(4).permutation(np.repeat(np.arange(6), [10, 
 
 
 def _divide(kind: str, *, labels: np.ndarray = LABELS, alpha: float = 0.5, devices: int = 6, seed: int = 1) -> Index:
-    return divide(kind, labels=labels, natural_ids=NATURAL_IDS, alpha=alpha, devices=devices, seed=seed)
+    """The examples of every device, for which the data set's labels and natural ids are all that counts."""
+    examples = Data(torch.empty(len(labels), 1), torch.from_numpy(labels))
+    data = DataSet(examples, examples, classes=6, natural_ids=torch.from_numpy(NATURAL_IDS))
+    settings = PartitionSettings(partition=kind, alpha=alpha, devices=devices, seed=seed)
+    found = PARTITIONS[kind](settings, data, in_time=False)
+    return Index.of([found.examples(device) for device in range(devices)])
 
 
 def _class_shares(index: Index) -> np.ndarray:
@@ -56,7 +67,7 @@ def test_a_device_with_more_than_an_equal_share_gets_no_further_class(seed: int)
 
 def test_a_dirichlet_partition_leaves_no_device_almost_empty() -> None:
     index = _divide("dirichlet", alpha=0.3, devices=10)
-    assert min(len(index[device]) for device in range(10)) >= partition.MAX_REQUIRED_EXAMPLES
+    assert min(len(index[device]) for device in range(10)) >= partitions.MAX_REQUIRED_EXAMPLES
 
 
 def test_a_dirichlet_partition_of_few_examples_asks_less() -> None:
@@ -91,7 +102,7 @@ def test_more_devices_than_sources() -> None:
 
 def test_a_task_without_natural_ids() -> None:
     with pytest.raises(ValueError, match="partition 'natural' needs a task that records where each example is from"):
-        divide("natural", labels=LABELS, natural_ids=None, alpha=1.0, devices=2, seed=0)
+        load_task(TaskSpec(name="digits", devices=2, partition="natural"))
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
@@ -128,13 +139,13 @@ def test_each_thing_that_determines_a_partition_has_its_own_file(empty_cache: Pa
 
 def test_a_kept_partition_is_read_and_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = _divide("dirichlet", seed=7)
-    monkeypatch.setattr(partition, "_compute", None)
+    monkeypatch.setattr(partitions, "dirichlet", None)
     assert np.array_equal(_divide("dirichlet", seed=7).examples, computed.examples)
 
 
 def test_a_partition_of_another_release_is_not_read(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
     _divide("iid")
-    monkeypatch.setattr(partition, "INDEX_VERSION", 99)
+    monkeypatch.setattr(index_files, "INDEX_VERSION", 99)
     _divide("iid")
     assert len(list(empty_cache.rglob("*.npz"))) == 2
 
@@ -147,7 +158,12 @@ def test_partitions_are_those_of_flwr_datasets(case: dict[str, Any]) -> None:
     """
     labels = (np.arange(150) ** 2 * 7 // 3) % 6
     keys = {"alpha": 1.0, "seed": 0} | {key: case[key] for key in ("alpha", "devices", "seed") if key in case}
-    index = partition._compute(case["partition"], labels, **keys)
+    compute: dict[str, Callable[[], Index]] = {
+        "iid": lambda: partitions.iid(len(labels), keys["devices"], keys["seed"]),
+        "natural": lambda: partitions.natural(labels),
+        "dirichlet": lambda: partitions.dirichlet(labels, keys["alpha"], keys["devices"], keys["seed"]),
+    }
+    index = compute[case["partition"]]()
     assert [index[device].tolist() for device in range(len(index))] == case["parts"]
 
 
@@ -173,14 +189,14 @@ def test_an_index_file_that_deals_wrongly_is_refused(examples: list[int], starts
 
 def test_processes_at_once_end_with_one_whole_file(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(6)
-    compute = partition._compute
+    compute = partitions.iid
 
-    def compute_at_once(*arguments: object) -> Index:
-        index = compute(*arguments)  # type: ignore[arg-type]
+    def compute_at_once(examples: int, devices: int, seed: int) -> Index:
+        index = compute(examples, devices, seed)
         together.wait(timeout=30)
         return index
 
-    monkeypatch.setattr(partition, "_compute", compute_at_once)
+    monkeypatch.setattr(partitions, "iid", compute_at_once)
     results: list[Index] = []
     threads = [threading.Thread(target=lambda: results.append(_divide("iid"))) for _ in range(6)]
     for thread in threads:
@@ -245,7 +261,7 @@ TEST_LABELS = np.random.default_rng(5).integers(0, 5, 240)
 
 def _strong_and_weak(labels: np.ndarray = LABELS, seed: int = 1, **changes: float) -> tuple[Index, Index]:
     settings = {"strong": 2, "share": 0.5, "alpha": 0.5, "devices": 12} | changes
-    return partition.strong_and_weak(labels, TEST_LABELS, seed=seed, **settings)
+    return partitions.strong_and_weak(labels, TEST_LABELS, seed=seed, **settings)
 
 
 def test_strong_and_weak_deal_out_training_and_test_examples_once() -> None:
@@ -282,7 +298,7 @@ def test_no_weak_device_is_left_with_what_the_others_did_not_want() -> None:
     wrong = np.zeros(40)
     for seed in range(20):
         settings = {"strong": 2, "share": 0.5, "alpha": 0.5, "devices": 42, "seed": seed}
-        train, _ = partition.strong_and_weak(labels, np.repeat(np.arange(5), 20), **settings)
+        train, _ = partitions.strong_and_weak(labels, np.repeat(np.arange(5), 20), **settings)
         rng = np.random.default_rng([seed, 42, 2, 2])
         for label in range(5):
             rng.permutation(np.flatnonzero(labels == label))
