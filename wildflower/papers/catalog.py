@@ -188,7 +188,7 @@ def full_size(one: Entry, row: Row, folder: Path) -> list[str]:
     settings = {**read_experiment(one.experiment_file), **dict(text.partition("=")[::2] for text in row.overrides)}
     count, devices = EXAMPLES[settings["task"]], int(settings["devices"])
     if settings["partition"] == "strong-and-weak":
-        found = {"data-dir": _made(settings, folder, count)}
+        found: dict[str, Any] = {"data-dir": _made(settings, folder, count)}
     else:
         each = min(PLANNED_EXAMPLES, max(1, count // devices))
         found = {"data-dir": _made(settings, folder, PLANNED_EXAMPLES), "examples-per-device": each}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +45,12 @@ def can_make(task: str) -> bool:
     return task.removeprefix("glue-") in WRITERS
 
 
-def _parquet(file: Path, columns: dict[str, list[object]]) -> None:
+def _parquet(file: Path, columns: Mapping[str, Sequence[object]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), file)
+    pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), file)
 
 
 def _png(image: np.ndarray) -> dict[str, object]:
@@ -145,7 +145,7 @@ def _glue(name: str, columns: tuple[str, ...], classes: int, validation: str) ->
         for split, count in (("train", train), (validation, test)):
             labels = [number % (classes or 6) for number in range(count)]
             texts = {column: [sentence(label, classes or 6, rng) for label in labels] for column in columns}
-            values = labels if classes else [float(label) for label in labels]
+            values: Sequence[object] = labels if classes else [float(label) for label in labels]
             _parquet(folder / name / f"{split}-00000-of-00001.parquet", {**texts, "label": values})
 
     return write_copy
