@@ -37,9 +37,10 @@ from wildflower.messages.packing import Entry, Layout, MessageError, pick, unpac
 from wildflower.messages.sums import not_finite
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, digest, frozen_layout
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, trained_parameters, with_weights
+from wildflower.models.base import Family
 from wildflower.models.layers import mean_statistics
 from wildflower.models.network import Network
+from wildflower.models.weights import trained_parameters, with_weights
 from wildflower.strategies.method import Answer, ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError

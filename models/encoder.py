@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count, lies_in
+from wildflower.models.base import check_cut, is_count, lies_in
 from wildflower.models.layers import TensorSpec
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
-from wildflower.models.placement import Coordinates
+from wildflower.models.placement import Coordinates, kept_channels
 from wildflower.plugins.extras import needed
 from wildflower.plugins.nearest import nearest_part
 
@@ -262,14 +262,11 @@ class Encoder(ModuleFamily):
 
         With `early_exits` it is the depth of the exit, at that rate of the width.
         """
-        if not 1 <= exit <= len(self.segments):
-            raise ValueError(f"encoder: exit must be 1 to {len(self.segments)}, not {exit}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+        check_cut(self.name, len(self.segments), exit, rate)
         if self.depths and not self.early_exits:
             wanted = rounding(round(rate * self.depths[-1], 9))
             return self._at(next(depth for depth in self.depths if depth >= wanted))
-        cut = {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()}
+        cut = {group: kept_channels(full, rate, rounding) for group, full in self.groups.items()}
         return Architecture(tuple((cut | {"layers": list(self.heads_behind)[exit - 1]}).values()))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:

@@ -106,6 +106,7 @@ class DataSet:
     `label_sets` (sources, classes), bool: which classes each source has, where every source has its own.
     `vocabulary`: of texts, whose tokens are a tokenizer's.
     `remarks`: what a person should know before round 1, such as files that were left out.
+    `in_order`: natural ids are numbers of devices.
     """
 
     train: Data
@@ -118,6 +119,7 @@ class DataSet:
     label_sets: Tensor | None = None
     vocabulary: Vocabulary | None = None
     remarks: tuple[Remark, ...] = ()
+    in_order: bool = False
 
     @property
     def cut_texts(self) -> int:
@@ -370,7 +372,15 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
     """Return the data set of the cache file `name`-`key`, decoded and written there by the first process that asks."""
     file = cache_folder("data") / f"{name}-{key}.safetensors"
     if not file.exists():
-        _write(decode(), file)
+        write_data_set(decode(), file)
+    try:
+        return read_data_set(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it and it is made anew") from error
+
+
+def read_data_set(file: Path) -> DataSet:
+    """Return the data set of a file of `write_data_set`; ValueError where it cannot be read."""
     try:
         with safe_open(file, "pt") as opened:
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  it is no dictionary
@@ -386,12 +396,14 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
             label_sets=tensors.get("label_sets"),
             vocabulary=None if facts["vocabulary"] is None else Vocabulary(**facts["vocabulary"]),
             remarks=tuple(map(Remark.model_validate, facts["remarks"])),
+            in_order=facts["in_order"],
         )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
+        raise ValueError(f"the file {file} cannot be read ({error})") from error
 
 
-def _write(data: DataSet, file: Path) -> None:
+def write_data_set(data: DataSet, file: Path) -> None:
+    """Write a data set as one safetensors file."""
     tensors = {
         "train_inputs": data.train.inputs,
         "train_labels": data.train.labels,
@@ -407,6 +419,7 @@ def _write(data: DataSet, file: Path) -> None:
         "label_names": data.label_names,
         "vocabulary": None if data.vocabulary is None else asdict(data.vocabulary),
         "remarks": [remark.model_dump() for remark in data.remarks],
+        "in_order": data.in_order,
     }
     given = {key: value.contiguous() for key, value in tensors.items() if value is not None}
     with written_whole(file) as beside:
