@@ -40,7 +40,7 @@ class Trace:
         return replace(self, offset_seconds=offset_seconds)
 
     def stretched(self, low: float, high: float) -> "Trace":
-        """Return the course with its lowest value at `low` and its highest at `high`; ValueError if both are equal."""
+        """Return the course with its lowest value at `low` and its highest at `high`; ValueError if all are equal."""
         least, most = float(self.values.min()), float(self.values.max())
         if least == most:
             raise ValueError(f"all its values are {least:g}, so that it cannot be stretched to a range")
