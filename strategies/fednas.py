@@ -15,8 +15,8 @@ from pydantic import Field
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import OPTIMIZERS, Cost
 from wildflower.models.darts import ALPHAS
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Setup, Training
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, PositiveRate, Rate
 from wildflower.strategies.pricing import with_parameter_copies
 
@@ -89,7 +89,7 @@ class FedNASParams(Params):
     )
 
 
-class FedNAS(OneModel[FedNASParams]):
+class FedNAS(OneArchitecture[FedNASParams]):
     """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k, over the family `darts`."""
 
     params_type: ClassVar[type[Params]] = FedNASParams

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -33,7 +33,7 @@ from wildflower.strategies.method import (
     Traits,
     of_one_device,
 )
-from wildflower.strategies.params import Params, PositiveRate, Rate
+from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.graph import graph_of
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams, digests
@@ -52,18 +52,6 @@ class RecipFLParams(ShapeParams):
 
     eta: PositiveRate = Field(1e-3, description="Learning rate of Adam on the hypernetwork (eta_s)")
     clip_norm: PositiveRate = Field(50.0, description="Largest norm of the hypernetwork's gradient")
-    transfer: Literal["teacher", "both"] = Field(
-        "teacher",
-        description="How strong devices train the smallest model too: from their larger one (teacher), or from labels "
-        "alone (both)",
-    )
-    divergence: Literal["student || teacher", "teacher || student"] = Field(
-        "student || teacher",
-        description="Divergence of what both classifiers read, as printed; or as published code: teacher || student",
-    )
-    feature_weight: Rate = Field(
-        1.0, description="Weight of the divergence of what both classifiers read, the last term of Eq. 9"
-    )
 
 
 @dataclass
@@ -129,12 +117,9 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     @classmethod
     def check(cls, params: RecipFLParams, *, both_models: bool) -> None:
-        """What strong devices train follows from `transfer`."""
+        """Strong devices train two models in any case."""
         if both_models:
-            raise ValueError(
-                "both-models = True: recipfl says itself what strong devices train: leave it false, and see "
-                "recipfl.transfer"
-            )
+            raise ValueError("both-models = True: recipfl says itself what strong devices train: leave it false")
         if params.hidden % 8:
             raise ValueError(
                 f"recipfl.hidden = {params.hidden}: a multiple of 8: what a node is and its weight have a half each, "
@@ -152,7 +137,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     def after(self, device: int, place: int) -> int | None:
         """The larger model teaches the smaller."""
-        return 0 if place and self.params.transfer == "teacher" else None
+        return 0 if place else None
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The whole model, and a group of its own."""
@@ -160,8 +145,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     def client_step(self, order: Order) -> ClientStep:
         """Plain training; of an order that reads a trained larger model, Eq. 9."""
-        p = self.params
-        return TaughtTraining(taught=order.after is not None, divergence=p.divergence, feature_weight=p.feature_weight)
+        return TaughtTraining(taught=order.after is not None)
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
         """The device's class counts."""
