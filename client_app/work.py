@@ -18,11 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wildflower.client_app.context import DeviceContext, Done, Refusal, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.device_report import device_report, gpu_trainer
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.limits import Refusal
 from wildflower.client_app.memory import own_bytes
+from wildflower.client_app.order import Done, do_order
 from wildflower.client_app.policy import policy_of
 from wildflower.client_app.secure_member import SecureDevice
 from wildflower.devices.node_config import own_device
