@@ -253,7 +253,7 @@ class Natural(_Dealt):
             raise ValueError(f"{settings.devices} devices are more than the {sources} natural ids of the task")
         # Every source is dealt once; which of them take part is chosen afterwards, so one index file serves all.
         index = kept_index("natural", ids, sources, lambda: natural(ids))
-        if data.label_sets is not None:  # in order of the ids, which need not be the index's
+        if data.in_order or data.label_sets is not None:  # in order of the ids, which need not be the index's
             chosen = np.argsort([ids[index[number][0]] for number in range(sources)])
         else:
             chosen = np.random.default_rng([settings.seed, settings.devices]).permutation(sources)
