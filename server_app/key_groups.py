@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from wildflower.devices.node import MIN_MEMBERS
+from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.models.initial import checked_names
 from wildflower.server_app.inline_tables import parse_arguments
 from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, to_scalar
@@ -219,6 +219,15 @@ class Statistics(Params):
     examples: CountOrZero = Field(
         64, description="Training examples that each of them passes at most, drawn anew each time; 0: all"
     )
+
+
+class Checkpoints(Params):
+    """What a resumed run goes on from."""
+
+    resume_from: CountOrZero = Field(
+        0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
+    )
+    keep: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
 
 
 class Personal(Params):

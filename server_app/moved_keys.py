@@ -15,6 +15,8 @@ MOVED: dict[str, str] = {
     "dp-clip": "dp.clip",
     "dp-delta": "dp.delta",
     "resume-copy": "dp.resume-copy",
+    "resume-from": "checkpoints.resume-from",
+    "keep-checkpoints": "checkpoints.keep",
     "secure-aggregation": "set secure-aggregation.minimum = 5, the fewest devices whose sum the server may see",
     "secure-minimum": "secure-aggregation.minimum",
     "public-task": "public.task",
@@ -50,7 +52,6 @@ MOVED: dict[str, str] = {
     "recipfl.descriptor": f"{_PLUG_INS}recipfl/recipfl_controls.py: Clients",
     "recipfl.conditioned": f"{_PLUG_INS}recipfl/recipfl_controls.py: Classifier",
     "inclusivefl.momentum-of": "leave it out: the momentum is the mean of updates with what was injected, as printed",
-    "inclusivefl.share": f"{_PLUG_INS}inclusivefl/inclusivefl_controls.py: SharesNothing, SharesAll",
     "inclusivefl.eta": "fedadam.eta",
     "inclusivefl.beta-1": _BETAS,
     "inclusivefl.beta-2": _BETAS,
@@ -63,12 +64,13 @@ MOVED: dict[str, str] = {
     "ensemble.held-out": "leave it out: a tenth of the public examples says when to stop",
     "model-search.architectures": f"{_PLUG_INS}methods_that_win/nested_search.py: NestedSearch",
     "model-search.sandwich": f"{_PLUG_INS}methods_that_win/nested_search.py: NestedSearch",
-    "model-search.tolerance": f"{_PLUG_INS}model_search/model_search_controls.py: Optimum, Tolerant",
     "model-search.weighting": f"{_PLUG_INS}model_search/model_search_controls.py: ByExamples",
     "rafl.search-again": "leave it out: a device keeps its personal model while it fits, as in the paper",
     "rafl.search-after": "leave it out: a device keeps its personal model while it fits, as in the paper",
     "rafl.knowledge-arguments": "write them behind the name in rafl.knowledge-family, such as 'lenet5, hidden = [8]'",
-    "recipfl.transfer": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
+    "fednas.alpha-rate": "leave it out: it is that of DARTS",
+    "fednas.alpha-decay": "leave it out: it is that of DARTS",
+    "spatl.eta": "leave it out: the server's learning rate is 1",
     "recipfl.divergence": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
     "recipfl.feature-weight": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
     "report-max-age-seconds": "leave it out: a real node is asked anew where its last report is ten minutes old",
@@ -140,4 +142,4 @@ def meant(key: str, keys: list[str]) -> str:
         if close:
             return f"did you mean {' or '.join(repr(f'{method}.{name}') for name in close)}?"
         return f"{method} has {', '.join(own)}"
-    return did_you_mean(key, keys) or f"'wildflower config' lists all {len(keys)}"
+    return did_you_mean(key, keys) or f"'wildflower config --all' lists all {len(keys)}"

@@ -45,6 +45,9 @@ class InclusiveFLParams(Params):
     server: Literal["adam", "mean"] = Field(
         "adam", description="What the server makes of a type's mean update: a step of Adam, or the update as it is"
     )
+    share: Literal["layers", "none"] = Field(
+        "layers", description="What types share: all layers but each type's last one, or nothing but momentum"
+    )
     head: Literal["type", "own"] = Field(
         "type", description="Whose heads are: one per type, or one per device, which stays there"
     )
@@ -209,7 +212,8 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
                 larger = self.candidates[place - 1] if place else None
                 smaller = self.candidates[place + 1] if place + 1 < len(self.candidates) else None
                 self._step(architecture, received[architecture], handed_down.get(larger) if larger else None, smaller)
-        self.share(users)
+        if self.params.share != "none":
+            self.share(users)
         return {}
 
     def _step(

@@ -42,12 +42,9 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
 
     The client step is `wildflower.strategies.method.Training`, or with `masked_loss` HeteroFL's `MaskedTraining`.
 
-    Attributes:
-        tolerance: share of the optimum's parameters that an architecture drawn by the exact search may lack.
-        weighting: of a device in a coordinate's mean over its owners.
+    weighting: of a device in a coordinate's mean over its owners.
     """
 
-    tolerance: ClassVar[float] = 0.02
     weighting: ClassVar[Literal["uniform", "examples"]] = "uniform"
 
     params_type: ClassVar[type[Params]] = ModelSearchParams
@@ -83,7 +80,7 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         batch_size, optimizer = settings.training.examples_at_once, settings.optimizer
         if p.criterion != "parameters":
             return AscentSearch(self.space, batch_size, optimizer, p.criterion)
-        return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=self.tolerance)
+        return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=p.tolerance)
 
     def start(self) -> None:
         """Make the searcher, and log what it is: a space that cannot be searched ends the run before round 1."""

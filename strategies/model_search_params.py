@@ -30,6 +30,9 @@ class ModelSearchParams(Params):
         description="Shares of single layers instead, such as \"stem = [1], 'stage3_*' = [0, 0.5]\"",
     )
     min_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet, or of a transformer")
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.02, description="Share of the optimum's parameters that an architecture drawn by the exact search may lack"
+    )
     epsilon: Annotated[float, Field(gt=0, le=1)] = Field(
         0.8, description="Probability with which the pool's search stops after each draw"
     )

@@ -20,7 +20,8 @@ from wildflower.messages.packing import Layout
 from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, described
+from wildflower.models.base import Family
+from wildflower.models.block_family import described
 from wildflower.models.cost import Cost
 from wildflower.models.layers import Channels, TensorSpec
 from wildflower.models.network import Network
@@ -43,7 +44,7 @@ from wildflower.strategies.method import (
     Traits,
 )
 from wildflower.strategies.one_architecture import OneArchitecture
-from wildflower.strategies.params import Params, PositiveRate
+from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.scaffold import mean_gradients
 from wildflower.strategies.shared_losses import Regularizer
@@ -160,11 +161,10 @@ class SpatlParams(Params):
     sparsity: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.3, description="Share of the encoder's channels that a device does not return"
     )
-    eta: PositiveRate = Field(1.0, description="Learning rate of the server, as SCAFFOLD's eta_g")
 
 
 class Spatl(OneArchitecture[SpatlParams]):
-    """x[j] <- x[j] + eta (mean over the devices that returned coordinate j of y_i[j] - x[j]); all others stay.
+    """x[j] <- x[j] + (mean over the devices that returned coordinate j of y_i[j] - x[j]); all others stay.
 
     c[j] <- c[j] + 1 / N sum over these devices of the change of c_i[j], N being all devices. Every device trains the
     whole network; predictors stay on devices.
@@ -250,10 +250,10 @@ class Spatl(OneArchitecture[SpatlParams]):
         self.scorers = []
         if not trained:
             return {}
-        eta, old = self.params.eta, self.weights
+        old = self.weights
         mean = self.mean.mean(old)
         for name in self.control:
-            mean[name] = old[name] + eta * (mean[name] - old[name])
+            mean[name] = old[name] + (mean[name] - old[name])
         self.weights = mean
         senders = {name: weight / UNIT for name, weight in self.control_mean.weight().items()}
         moved = self.control_mean.mean(zeros(self.control))

@@ -18,14 +18,6 @@ from wildflower.strategies.method import Setup, Traits
 from wildflower.strategies.types_by_depth import Layers
 
 
-class SharesNothing(InclusiveFL):
-    """The paper's starred variant: types share no layers, and hand down momentum only."""
-
-    @override
-    def share(self, users: Mapping[Architecture, int]) -> None:
-        pass
-
-
 class SharesAll(InclusiveFL):
     """Types share their last layers and, if there is one per type, their heads as well. This is ours."""
 

@@ -71,11 +71,10 @@ PLAIN = ["strategy=inclusivefl", "inclusivefl.server=mean"]
 NO_MOMENTUM = "inclusivefl.momentum=0"
 # Controls are plug-ins, which lie beside the experiments: inclusivefl_controls.py.
 CONTROLS = "strategy=inclusivefl_controls"
-OF_CONTROLS = ("inclusivefl-controls.server=mean", "inclusivefl-controls.momentum=0", "inclusivefl-controls.head=own")
+OF_CONTROLS = ("inclusivefl-controls.server=mean", "inclusivefl-controls.momentum=0")
 # What these settings were called when figures were recorded.
 RECORDED_AS = {
     f"{CONTROLS}:SharesAll": ("strategy=inclusivefl", "inclusivefl.share=all"),
-    f"{CONTROLS}:SharesNothing": ("strategy=inclusivefl", "inclusivefl.share=none"),
     f"{CONTROLS}:ExclusiveAdam": ("strategy=fedadam", "fedadam.use=exclusive"),
     f"{CONTROLS}:SmallestAdam": ("strategy=fedadam", "fedadam.use=all-small"),
     **{setting: (setting.replace("-controls", ""),) for setting in OF_CONTROLS},
@@ -95,7 +94,7 @@ MEANS = {
     # With the rates at which models of two, four and six layers learn best by themselves, as the paper has it.
     "inclusivefl, rates by type": [*PLAIN, NO_MOMENTUM, "inclusivefl.rates=2.5, 1, 1"],
     # Ours: types share their last layer and their head as well.
-    "inclusivefl, all shared": [f"{CONTROLS}:SharesAll", *OF_CONTROLS[:2]],
+    "inclusivefl, all shared": [f"{CONTROLS}:SharesAll", *OF_CONTROLS],
     # The same by HeteroFL, whose mask is in the loss, too.
     "heterofl over depths": ["strategy=heterofl"],
 }

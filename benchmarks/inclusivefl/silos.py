@@ -9,7 +9,7 @@ A silo is one annotator, with its own tags, and is scored on its own held-out se
 from pathlib import Path
 from statistics import mean, stdev
 
-from benchmarks.inclusivefl.run import CONTROLS, ENCODER, OF_CONTROLS, RECORDED_AS, TIERS, WIDTHS
+from benchmarks.inclusivefl.run import ENCODER, TIERS, WIDTHS
 from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
@@ -29,7 +29,7 @@ MOMENTUM = "inclusivefl.momentum=0.5"  # the paper's for entities
 METHODS = {
     # Every type is one silo, so that nothing is averaged where types share nothing. The method `local` itself does not
     # begin with given weights.
-    "local": [f"{CONTROLS}:SharesNothing", *OF_CONTROLS],
+    "local": [*MEAN, NO_MOMENTUM, "inclusivefl.share=none"],
     # One type for all silos: the mean of their layers, and a head of each one's own.
     "all-small": [
         *(*MEAN, NO_MOMENTUM, "family-arguments=depths = [2]"),
@@ -81,7 +81,6 @@ STUDY = Study(
     {method: [*ALL, *sets] for method, sets in METHODS.items()},
     places={ENCODER: lambda _: pretrained()},
     figures=figures,
-    recorded_as=RECORDED_AS,
     table=table,
 )
 

@@ -28,18 +28,6 @@ SEARCH = [
     *("strategy=model-search", "model-search.searcher=exact"),
     *("model-search.masked-loss=true", "model-search.norm=static"),
 ]
-# The optimum itself in place of a draw near it: a plug-in beside the experiments, model_search_controls.py.
-OPTIMUM = [
-    "strategy=model_search_controls:Optimum",
-    *("model-search-controls.searcher=exact", "model-search-controls.masked-loss=true"),
-    *("model-search-controls.norm=static", "model-search-controls.shares=0, 0.25, 0.5, 1"),
-]
-# What these settings were called when figures were recorded; shares were those of the experiment file.
-RECORDED_AS = {
-    OPTIMUM[0]: ("strategy=model-search", "model-search.tolerance=0"),
-    **{setting: (setting.replace("-controls", ""),) for setting in OPTIMUM[1:-1]},
-    OPTIMUM[-1]: (),
-}
 METHODS = {
     "largest": ["strategy=fedavg", "fedavg.use=all-large"],
     "smallest": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -68,7 +56,7 @@ OF = {
         "search-distilled-100": [*SEARCH, *DISTILLED, "distillation.steps=100"],
     },
     "resnet": {
-        "search-optimum": OPTIMUM,
+        "search-optimum": [*SEARCH, "model-search.tolerance=0"],
         "search-all-blocks": [*SEARCH, "model-search.min-blocks=2"],
         "search-two-shares": [*SEARCH, "model-search.shares=0.25, 1"],
         "smallest-400-rounds": ["strategy=fedavg", "fedavg.use=all-small", *TWICE],
@@ -127,10 +115,7 @@ def methods_of(twin: str) -> dict[str, list[str]]:
     }
 
 
-STUDIES = [
-    Study(HERE / f"{twin}.toml", methods_of(twin), target="smallest", once=ONCE, tiers=False, recorded_as=RECORDED_AS)
-    for twin in TWINS
-]
+STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), target="smallest", once=ONCE, tiers=False) for twin in TWINS]
 
 if __name__ == "__main__":
     try:

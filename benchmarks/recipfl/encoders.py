@@ -8,7 +8,6 @@ from pathlib import Path
 
 from benchmarks.minilm import pretrained
 from benchmarks.recipfl.run import NO_TRANSFER, PUBLISHED
-from benchmarks.recipfl.run import RECORDED_AS as OF_CONTROLS
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -31,8 +30,8 @@ BY_EXAMPLES = (
     "recipfl-controls.eta=0.003",
 )
 RECORDED_AS = {
-    **OF_CONTROLS,
     BY_EXAMPLES[0]: ("strategy=recipfl", "recipfl.weighting=examples"),
+    BY_EXAMPLES[1]: ("recipfl.hypernetwork=published",),
     BY_EXAMPLES[-1]: (ETA,),
 }
 METHODS = {
@@ -47,7 +46,7 @@ METHODS = {
     "recipfl": [*PUBLISHED, ETA],
     # By examples, as in the other methods: all devices take as many steps, and the strong one has half of the data.
     "recipfl-examples": list(BY_EXAMPLES),
-    "recipfl-no-transfer": [*NO_TRANSFER, "recipfl-controls.eta=0.003"],
+    "recipfl-no-transfer": [*NO_TRANSFER, ETA],
 }
 
 STUDY = Study(

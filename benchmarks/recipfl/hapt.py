@@ -5,7 +5,7 @@ python -m benchmarks.recipfl.hapt [--jobs 2] [--seeds 1 2 3] [--methods NAME ...
 
 from pathlib import Path
 
-from benchmarks.recipfl.run import NO_TRANSFER, PUBLISHED, RECORDED_AS
+from benchmarks.recipfl.run import NO_TRANSFER, PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +26,6 @@ STUDY = Study(
     HERE / "hapt.toml",
     {method: [f"fleet={HERE / 'transfer-fleet.toml'}", *sets] for method, sets in METHODS.items()},
     general=False,
-    recorded_as=RECORDED_AS,
 )
 
 if __name__ == "__main__":

@@ -29,11 +29,6 @@ EXAMPLES = 256  # in whose multiples devices are weighed, so that those weights 
 class AblatedParams(RecipFLParams):
     """RecipFL's settings, and of what strong devices learn from their larger model."""
 
-    transfer: Literal["teacher", "both"] = Field(
-        "teacher",
-        description="How strong devices train the smallest model too: from their larger one (teacher), or from labels "
-        "alone (both)",
-    )
     divergence: Literal["student || teacher", "teacher || student"] = Field(
         "student || teacher",
         description="Divergence of what both classifiers read, as printed; or as published code: teacher || student",
@@ -61,10 +56,6 @@ class Ablated(RecipFL):
     params_type: ClassVar[type[Params]] = AblatedParams
     params: AblatedParams
     training: ClassVar[type[AblatedTraining]] = AblatedTraining
-
-    @override
-    def after(self, device: int, place: int) -> int | None:
-        return super().after(device, place) if self.params.transfer == "teacher" else None
 
     @override
     def client_step(self, order: Order) -> ClientStep:

@@ -33,7 +33,7 @@ OF_CONTROLS = {
 }
 # What strong devices learn from their larger model is changed by a control.
 ABLATED = ["strategy=recipfl_controls:Ablated", OF_CONTROLS["hypernetwork=published"]]
-NO_TRANSFER = [*ABLATED, OF_CONTROLS["transfer=both"]]
+NO_TRANSFER = [*PUBLISHED, "recipfl.transfer=both"]
 REVERSED = [*ABLATED, OF_CONTROLS["divergence=teacher || student"]]
 RECIPFL = [FIRST_UPLOAD, OF_CONTROLS["hypernetwork=published"]]
 WHOLE = OF_CONTROLS["tile=0"]

@@ -142,8 +142,8 @@ OWN: dict[str, dict[str, Any]] = {
     "inclusivefl": {"fedadam.eta": 0.01, "fedadam.tau": 0.001, "inclusivefl.momentum": 0.2},
     "flexifed": {"flexifed.sharing": "clustered"},
     "lotteryfl": {"lotteryfl.pruned": 0.1, "lotteryfl.threshold": 0.0, "lotteryfl.target": 0.5},
-    "spatl": {"spatl.sparsity": 0.3, "spatl.eta": 1.0},
-    "fednas": {"fednas.alpha-rate": 0.0003, "fednas.alpha-decay": 0.001, "fednas.validation-weight": 1.0},
+    "spatl": {"spatl.sparsity": 0.3},
+    "fednas": {"fednas.validation-weight": 1.0},
     "wildflower": {"wildflower.levels": 4, "wildflower.masked-loss": True, "wildflower.momentum": 0.5},
     "fedadam": {"fedadam.eta": 0.01, "fedadam.betas": "0.9, 0.99", "fedadam.tau": 0.001},
     "heterofl": {"heterofl.dynamic": False} | DISTILLATION,
@@ -156,6 +156,7 @@ OWN: dict[str, dict[str, Any]] = {
         "model-search.shares": "0.25, 0.5, 1",
         "model-search.layer-shares": "",
         "model-search.min-blocks": 1,
+        "model-search.tolerance": 0.02,
         "model-search.epsilon": 0.8,
         "model-search.max-draws": 5,
         "model-search.masked-loss": True,
@@ -322,7 +323,7 @@ VARIANTS: dict[str, Variant] = {
     "model-search vit": simulated(
         "model-search", **of(VIT), model_search__shares="0, 0.25, 0.5, 1", distillation__steps=1
     ),
-    "model-search roomy": control("Tolerant", roomy("model-search")),
+    "model-search roomy": roomy("model-search", model_search__tolerance=0.1),
     "heterofl roomy": roomy("heterofl"),
     "heterofl roomy both models": roomy("heterofl", both_models=True),
     "heterofl roomy dynamic": roomy("heterofl", heterofl__dynamic=True),

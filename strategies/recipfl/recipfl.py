@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -52,6 +52,11 @@ class RecipFLParams(ShapeParams):
 
     eta: PositiveRate = Field(1e-3, description="Learning rate of Adam on the hypernetwork (eta_s)")
     clip_norm: PositiveRate = Field(50.0, description="Largest norm of the hypernetwork's gradient")
+    transfer: Literal["teacher", "both"] = Field(
+        "teacher",
+        description="How strong devices train the smallest model too: from their larger one (teacher), or from labels "
+        "alone (both)",
+    )
 
 
 @dataclass
@@ -117,9 +122,12 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     @classmethod
     def check(cls, params: RecipFLParams, *, both_models: bool) -> None:
-        """Strong devices train two models in any case."""
+        """What strong devices train follows from `transfer`."""
         if both_models:
-            raise ValueError("both-models = True: recipfl says itself what strong devices train: leave it false")
+            raise ValueError(
+                "both-models = True: recipfl says itself what strong devices train: leave it false, and see "
+                "recipfl.transfer"
+            )
         if params.hidden % 8:
             raise ValueError(
                 f"recipfl.hidden = {params.hidden}: a multiple of 8: what a node is and its weight have a half each, "
@@ -137,7 +145,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     def after(self, device: int, place: int) -> int | None:
         """The larger model teaches the smaller."""
-        return 0 if place else None
+        return 0 if place and self.params.transfer == "teacher" else None
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The whole model, and a group of its own."""

@@ -38,7 +38,7 @@ def fleet_of_two(strategy):
 
 @pytest.mark.parametrize("criterion", ["parameters", "flops", "balanced"])
 def test_few_architectures_are_nested_and_every_budget_is_rounded_down_to_one(criterion, tmp_path):
-    strategy = search(tmp_path, architectures=2, criterion=criterion)
+    strategy = search(tmp_path, architectures=2, criterion=criterion, tolerance=0.0)
     budgets = fleet_of_two(strategy)
     strategy.survey(map(Means, budgets))
     larger, smaller = strategy.chosen

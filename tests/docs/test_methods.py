@@ -48,7 +48,7 @@ def test_the_keys_of_the_run_and_of_all_methods_are_in_the_tables():
     tables = pages()
     found = {key for table in tables.values() for key in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)}
     assert found == set(DEFAULTS)
-    of_the_run = re.findall(r"^\| `([^`]+)` \|", tables["configuration.md"], re.MULTILINE)
+    of_the_run = re.findall(r"^\| `([^`]+)` \|", tables["keys.md"], re.MULTILINE)
     assert {key.partition(".")[0] for key in of_the_run if "." in key} == set(run_groups())
     for name, kind in METHODS.items():
         keys = re.findall(r"^\| `([^`]+)` \|", tables[f"methods/{name}.md"], re.MULTILINE)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.inclusivefl.inclusivefl_controls import SharesAll, SharesNothing, check_heads_alike
+from benchmarks.inclusivefl.inclusivefl_controls import SharesAll, check_heads_alike
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
@@ -121,7 +121,7 @@ def test_without_momentum_types_only_share():
 
 
 def test_without_sharing_types_hand_down_momentum_only():
-    method = at_zero(inclusive(kind=SharesNothing, momentum=0.5))
+    method = at_zero(inclusive(share="none", momentum=0.5))
     a_round(method, [[1.0], [2.0], [3.0, 5.0]])
     assert values(method) == [[1.0, 0.5, 1.0], [2.0, 2.0, 1.0, 2.0], [4.0, 4.0, 4.0, 4.0, 4.0]]
 
@@ -162,9 +162,7 @@ def test_what_nobody_trained_is_kept():
 
 def test_the_servers_adam_is_fedadams():
     """g = 2, beta_1 = 0.5, beta_2 = 0.75, eta = 0.1, tau = 1: m = 1, v = 0.75 + 1 = 1.75, step 0.1 / (1.3229 + 1)."""
-    method = at_zero(
-        inclusive(kind=SharesNothing, adam=FedAdamParams(betas=(0.5, 0.75), eta=0.1, tau=1.0), momentum=0.0)
-    )
+    method = at_zero(inclusive(share="none", adam=FedAdamParams(betas=(0.5, 0.75), eta=0.1, tau=1.0), momentum=0.0))
     a_round(method, [[], [], [2.0]])
     assert values(method)[2] == [0.043] * 5
     assert values(method)[1] == [0.0] * 4
@@ -172,7 +170,7 @@ def test_the_servers_adam_is_fedadams():
 
 def test_the_server_may_take_the_mean_update_as_it_is():
     """Types a, b, c get 1, 2 and (3 + 5) / 2 = 4; beta = 1/2 and m_0 = 0, so that last layers of a and b get half."""
-    method = at_zero(inclusive(kind=SharesNothing, momentum=0.5, server="mean"))
+    method = at_zero(inclusive(share="none", momentum=0.5, server="mean"))
     a_round(method, [[1.0], [2.0], [3.0, 5.0]])
     assert values(method) == [[1.0, 0.5, 1.0], [2.0, 2.0, 1.0, 2.0], [4.0] * 5]
 

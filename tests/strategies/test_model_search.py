@@ -266,7 +266,7 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
     tmp_path, monkeypatch
 ):
     hardware = {"fleet": "", "devices": 1, "devices-per-round": 1, "batch-size": 2, "budget.memory-fraction": 1.0}
-    monkeypatch.setattr(ModelSearch, "tolerance", 0.0)
+    hardware["model-search.tolerance"] = 0.0
     engine, scorer = started(small_config(tmp_path, **SEARCH | SMALL_RESNET | hardware))
     strategy = engine.method
     large = strategy.cost(strategy.space.largest()).peak_training_memory_bytes

@@ -359,9 +359,7 @@ def control(kind):
 
 
 def of_transfer(transfer):
-    if transfer == "both":
-        return control("Ablated") | {"recipfl-controls.transfer": "both"}
-    return control(transfer) if transfer == "LargeOnly" else {}
+    return control(transfer) if transfer == "LargeOnly" else {"recipfl.transfer": transfer}
 
 
 def config(folder, **changes):
