@@ -1,7 +1,7 @@
-"""The rules for text that a test can hold: short sentences, short cells. `python -m tests.docs.prose` lists what breaks them.
+"""The rules for text that a test can hold: short sentences, short cells.
 
-Quotations, code and links' targets count as one word each or none. Tables of keys are made from the settings and have the
-same rule: a description is a cell.
+`python -m tests.docs.prose` lists what breaks them. A quotation or a piece of code counts as one word, and the target of
+a link as none.
 """
 
 import re
