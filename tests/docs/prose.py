@@ -1,7 +1,7 @@
 """The rules for text that a test can hold: short sentences, short cells.
 
-`python -m tests.docs.prose` lists what breaks them. A quotation or a piece of code counts as one word, and the target of
-a link as none.
+`python -m tests.docs.prose` lists what breaks them. A quotation or a piece of code counts as one word, the target of a
+link as none.
 """
 
 import re
