@@ -31,9 +31,9 @@ class ModelSearchParams(Params):
     )
     sandwich: Literal["none", "labels", "own"] = Field(
         "none",
-        description="Whether smaller cuts of a device's architecture learn in each of its steps, from the labels or "
-        "from its own answers: of a few chosen architectures all smaller ones, else the smallest of the space; needs "
-        "`norm` static where there is batch norm",
+        description="Whether smaller cuts of a device's architecture learn in each step, from the labels or from its "
+        "own answers: all smaller chosen architectures, or the smallest of the space; needs static `norm` for batch "
+        "norm",
     )
     shares: Shares = Field(
         (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
