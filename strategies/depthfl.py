@@ -23,9 +23,9 @@ from typing_extensions import override
 from wildflower.messages.sums import UNIT
 from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import trained_parameters
 from wildflower.models.cost import Cost
 from wildflower.models.network import MeanOfExits, Network
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.method import (
     Answer,
     ClientContext,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from wildflower.messages.sums import SCALE, WeightedSum
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
+from wildflower.models.weights import with_weights
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import divergence
 from wildflower.tasks.inputs import in_layout, laid_out_for

@@ -11,7 +11,8 @@ from typing_extensions import override
 from wildflower.messages.sums import WeightedSum, flatten
 from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
+from wildflower.models.weights import with_weights
 from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
 from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, Trained, Training, Traits

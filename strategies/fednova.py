@@ -14,8 +14,9 @@ import torch
 from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, trained_parameters
+from wildflower.models.base import Family
 from wildflower.models.cost import Cost
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Trained, Training
 from wildflower.strategies.params import Params

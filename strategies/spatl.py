@@ -20,7 +20,8 @@ from wildflower.messages.packing import Layout
 from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, described
+from wildflower.models.base import Family
+from wildflower.models.block_family import described
 from wildflower.models.cost import Cost
 from wildflower.models.layers import Channels, TensorSpec
 from wildflower.models.network import Network

@@ -23,10 +23,11 @@ from typing_extensions import override
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, trained_parameters
+from wildflower.models.base import Family
 from wildflower.models.cost import FLOAT_BYTES, Cost
 from wildflower.models.network import Network
 from wildflower.models.space import Space
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits

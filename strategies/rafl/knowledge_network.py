@@ -13,10 +13,11 @@ from torch import Tensor
 from wildflower.messages.packing import Layout
 from wildflower.messages.sums import WeightedSum, flatten, mean_of
 from wildflower.messages.tensor_sets import STATISTICS, Weights
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import family_class, make_family
 from wildflower.models.space import Space
+from wildflower.models.weights import with_weights
 from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
 from wildflower.strategies.method import Contribution, Setup
 from wildflower.strategies.rafl.rafl_params import RaFLParams

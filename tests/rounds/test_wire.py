@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
-from wildflower.client_app.context import LOST_ON_THE_WIRE, DeviceContext
+from wildflower.client_app.context import DeviceContext
+from wildflower.client_app.rounding import LOST_ON_THE_WIRE
 from wildflower.devices.budget import Budget
 from wildflower.messages.encoding import decode, encode, restored
 from wildflower.messages.orders import Reply
@@ -143,20 +144,21 @@ def test_robust_aggregation_and_norm_bounds_see_what_was_restored(tmp_path, aggr
 def test_what_rounding_lost_comes_in_later_rounds(tmp_path, monkeypatch):
     """What has travelled adds up to the changes of all rounds, but for what the last round has lost."""
     true, travelled = {}, {}
-    encoded_tensor_set = DeviceContext._encoded_tensor_set
+    encoded = DeviceContext.encoded
 
-    def recorded(context, name, tensor_set, contents):
-        layout = context.sent[name].layout
-        received = decode(context._encoded[name], layout, "int8")  # `context.received` may have been trained in place
-        data = encoded_tensor_set(context, name, tensor_set, contents)
-        came = decode(data, layout, "int8")
-        for tensor, start in received.items():
-            change = contents[tensor].detach().double() - start.double()
-            true[tensor] = true.get(tensor, 0) + change
-            travelled[tensor] = travelled.get(tensor, 0) + came[tensor].double()
-        return data
+    def recorded(context, tensor_sets):
+        found = encoded(context, tensor_sets)
+        for name, data in found.items():
+            layout = context.sent[name].layout
+            received = decode(context._encoded[name], layout, "int8")  # `context.received` may be trained in place
+            came = decode(data, layout, "int8")
+            for tensor, start in received.items():
+                change = tensor_sets[name][tensor].detach().double() - start.double()
+                true[tensor] = true.get(tensor, 0) + change
+                travelled[tensor] = travelled.get(tensor, 0) + came[tensor].double()
+        return found
 
-    monkeypatch.setattr(DeviceContext, "_encoded_tensor_set", recorded)
+    monkeypatch.setattr(DeviceContext, "encoded", recorded)
     settings = {"strategy": "fedavg", "wire": "int8", "rounds": 6, "local_steps": 2}
     run(connected_grid(1, tmp_path), small_config(tmp_path, fleet="", devices=1, devices_per_round=1, **settings))
     [kept] = tmp_path.rglob(f"{LOST_ON_THE_WIRE}-weights-*.6.safetensors")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.small_run import simulated_grid, small_config, started
 from tests.tasks.text_files import SEP, VOCABULARY, make_tokenizer, write_lines
-from wildflower.models.base import with_weights
+from wildflower.models.weights import with_weights
 from wildflower.server_app.app import run
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import read_rounds

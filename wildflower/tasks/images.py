@@ -23,12 +23,9 @@ from wildflower.tasks.class_folders import (
     layout_of,
 )
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     ONE_COLOR,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     make_data_set,
     one_color,
     split,
@@ -116,14 +113,15 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
             f"{folder}: no images of the task 'images'{but}; expected a folder per class, such as cat/1.jpg or "
             "train/cat/1.jpg, or metadata.csv with the columns file_name and label"
         )
-    key = digest(
-        decoded=[DECODED_VERSION, 4],  # the second is raised where this task reads images otherwise
-        files=describe_files(files),
+    data = decoded_files(
+        "images",
+        files,
+        lambda: _decode([list_images() for _, list_images in found], arguments),
+        version=4,  # raised where this task reads images otherwise
         labels=[[file.relative_to(folder).parts for file in of_part] for of_part, _ in found],
         size=arguments.size,
         color=arguments.color,
     )
-    data = decoded_once("images", key, lambda: _decode([list_images() for _, list_images in found], arguments))
     return replace(data, remarks=joined([*remarks.found(), *data.remarks]))
 
 

@@ -8,7 +8,6 @@ into words by spaces; those of the other sets were not, and are left out.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from wildflower.plugins.extras import data_package_text
-from wildflower.tasks.data import DataSet, find_file
+from wildflower.tasks.data import DataSet, find_file, installed_data
 from wildflower.tasks.hub import existing_folder
 from wildflower.tasks.rows import lines_of
 from wildflower.tasks.texts import held_out
@@ -25,10 +23,9 @@ from wildflower.tasks.tokens import TextArguments, Texts, joined, make_text_data
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
-PACKAGE = "NERO"
-"""What the package `NERO-nlp` calls itself in site-packages."""
-
 FILE = "annotation_results.txt"
+
+PACKAGE, DOWNLOAD = "NERO", "NERO-nlp"
 
 COLUMNS = 31
 SENTENCE, ANNOTATOR, WORDS, TYPE, TEXT, SET = 2, 3, 8, 9, 29, 30
@@ -82,15 +79,7 @@ def load(data_dir: str, arguments: NeroArguments) -> DataSet:
 
 
 def _installed() -> Path:
-    # Finding a package does not import it, and this one's own import needs pandas and draws plots.
-    found = importlib.util.find_spec(PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
-        if (Path(place) / FILE).is_file():
-            return Path(place)
-    raise FileNotFoundError(
-        f"no data for the task 'nero': {data_package_text('NERO-nlp')}; "
-        f"or set data-dir to a folder with its file {FILE}"
-    )
+    return installed_data("nero", PACKAGE, DOWNLOAD, FILE, f"its file {FILE}")
 
 
 def read_sentences(file: Path) -> dict[str, Texts]:

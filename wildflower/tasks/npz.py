@@ -16,13 +16,10 @@ from torch import Tensor
 
 from wildflower.tasks import hub
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     ONE_COLOR,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     make_data_set,
     one_color,
     unread,
@@ -62,8 +59,7 @@ def load(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
         raise ValueError("the task 'npz' needs data-dir: the folder of your train.npz and test.npz")
     folder, channels = hub.existing_folder("npz", data_dir), "" if arguments is None else arguments.channels
     train, test = _find(folder, "train.npz"), _find(folder, "test.npz")
-    key = digest(decoded=DECODED_VERSION, files=describe_files([train, test]), channels=channels)
-    found = decoded_once("npz", key, lambda: _decode(train, test, channels))
+    found = decoded_files("npz", [train, test], lambda: _decode(train, test, channels), channels=channels)
     return replace(found, remarks=joined([*found.remarks, *unread([train, test], (".npz", ".npy"))]))
 
 
@@ -92,8 +88,7 @@ def own(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
             raise ValueError(f"{folder}: train.npz and test.npz hold inputs of different shapes or types")
         return replace(made(list(parts.values())), remarks=_seldom_meant([inputs for inputs, _ in parts.values()]))
 
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files), channels=channels)
-    data = decoded_once("npz-own", key, decode)
+    data = decoded_files("npz-own", files, decode, channels=channels)
     return replace(data, remarks=joined([*data.remarks, *unread(files, (".npz", ".npy"))]))
 
 

