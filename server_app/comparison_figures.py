@@ -13,6 +13,7 @@ from wildflower.plugins.nearest import nearest
 from wildflower.server_app.compared_runs import Group, Run
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.run_records import RoundRecord
+from wildflower.server_app.units import time_unit
 from wildflower.tasks.metrics import Scale
 
 if TYPE_CHECKING:
@@ -82,12 +83,13 @@ def figure(groups: Sequence[Group], scale: Scale, over: str | Sequence[str] | No
     high = -(-len(asked) // wide)
     found = Shown(figsize=(wide * PANEL_INCHES[0], high * PANEL_INCHES[1]), layout="constrained")
     known = all(run.summary.delivered_score is not None for group in groups for run in group.runs)
+    length, unit = time_unit(max(run.summary.simulated_seconds for group in groups for run in group.runs))
     for place, name in enumerate(asked, start=1):
         axes = found.add_subplot(high, wide, place)
-        axes.set_xlabel(OVER[name])
+        axes.set_xlabel(f"simulated {unit}" if name == "hours" else OVER[name])
         axes.set_ylabel(_y_label(name, scale, known))
         for number, group in enumerate(groups):
-            _draw(axes, group, number, _xs(name), _ys(name, scale, known))
+            _draw(axes, group, number, _xs(name, length), _ys(name, scale, known))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     found.axes[0].legend(frameon=False, fontsize="small")
@@ -100,12 +102,12 @@ def _y_label(name: str, scale: Scale, known: bool) -> str:
     return (f"delivered {scale.label}" if known else scale.label) + (" (%)" if scale.is_share else "")
 
 
-def _xs(name: str) -> Callable[[Run], list[float]]:
+def _xs(name: str, length: float) -> Callable[[Run], list[float]]:
     def xs(run: Run) -> list[float]:
         if name == "bytes":
             return [total / 1e6 for total in accumulate(r.training_bytes for r in run.rounds)]
         if name == "hours":
-            return [r.simulated_seconds / 3600 for r in run.rounds]
+            return [r.simulated_seconds / length for r in run.rounds]
         return [float(r.round) for r in run.rounds]
 
     return xs

@@ -38,7 +38,7 @@ def test_a_figure_has_a_line_and_a_band_for_each_method(two_methods):
     assert [axes.get_xlabel() for axes in (rounds, traffic, hours)] == [
         "round",
         "training traffic, down and up (MB)",
-        "simulated hours",
+        "simulated minutes",
     ]
     line = rounds.lines[0]
     assert line.get_label() == "heterofl"
@@ -48,7 +48,7 @@ def test_a_figure_has_a_line_and_a_band_for_each_method(two_methods):
     assert band[:, 1].max() == pytest.approx(60 + 28.284, abs=0.01)
     # 1,900 bytes and 60 simulated seconds a round.
     assert traffic.lines[0].get_xdata().tolist() == pytest.approx([0.0019, 0.0038])
-    assert hours.lines[0].get_xdata().tolist() == pytest.approx([1 / 60, 2 / 60])
+    assert hours.lines[0].get_xdata().tolist() == pytest.approx([1, 2])
     assert memory.get_ylabel() == "memory budget used (%)"
     assert drawn._repr_png_().startswith(b"\x89PNG")
     assert len(compare(two_methods).plot("hours").axes) == 1
