@@ -22,7 +22,7 @@ from wildflower.strategies.pricing import with_parameter_copies
 
 # The client step ------------------------------------------------------------------------------------------------------
 
-ADAM = {"lr": 3e-4, "betas": (0.5, 0.999), "weight_decay": 1e-3}  # learns alpha, as in DARTS
+RATE, DECAY, BETAS = 3e-4, 1e-3, (0.5, 0.999)  # of the Adam that learns alpha, as in DARTS
 
 
 class Searching(Training):
@@ -45,7 +45,7 @@ class Searching(Training):
         for alpha in alphas:
             alpha.requires_grad_(True)
         learned = [p for group in weights.param_groups for p in group["params"]]
-        mixing = torch.optim.Adam(alphas, **ADAM)
+        mixing = torch.optim.Adam(alphas, lr=RATE, betas=BETAS, weight_decay=DECAY)
         loss, seen, total = context.task.loss, 0, 0.0
         train, held_out = context.steps(model, share=(0.0, 0.5)), context.steps(model, share=(0.5, 1.0))
         for batch in train:

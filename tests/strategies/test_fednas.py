@@ -55,7 +55,8 @@ class ClientContext:
 
 @pytest.fixture(autouse=True)
 def round_steps_of_alpha(monkeypatch):
-    monkeypatch.setattr(fednas, "ADAM", fednas.ADAM | {"lr": 0.01, "weight_decay": 0.0})
+    monkeypatch.setattr(fednas, "RATE", 0.01)
+    monkeypatch.setattr(fednas, "DECAY", 0.0)
 
 
 @pytest.mark.parametrize(("validation_weight", "a"), [(0.5, 0.01), (0.2, -0.01)])
