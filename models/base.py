@@ -17,7 +17,18 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
 from wildflower.models.layers import Block, Channels, Layer, Norm, Scale, TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.placement import CLASSES, INPUT, Axis, Coordinates, Placement, Select, Window, leading, spread
+from wildflower.models.placement import (
+    CLASSES,
+    INPUT,
+    Axis,
+    Coordinates,
+    Joined,
+    Placement,
+    Select,
+    Window,
+    leading,
+    spread,
+)
 from wildflower.models.training_step import distinct_convolutions, price_of_blocks
 from wildflower.plugins.nearest import LIKENESS, did_you_mean, nearest_part
 
@@ -436,11 +447,11 @@ class BlockFamily(Family):
             if isinstance(axis, Axis) and axis.group in selected
         }
 
-        def coordinates(axis: Axis | Window | None) -> Coordinates:
+        def coordinates(axis: Axis | Joined | Window | None) -> Coordinates:
             if isinstance(axis, Window):
                 return axis.coordinates
             # Dimensions without a group of this family (input channels, classes) are never cut.
-            return slice(None) if axis is None else wide.get(axis, slice(None))
+            return wide.get(axis, slice(None)) if isinstance(axis, Axis) else slice(None)
 
         return Placement(
             {name: tuple(coordinates(axis) for axis in spec.axes) for name, spec in specs.items()},

@@ -29,7 +29,7 @@ from wildflower.models.cost import (
     pooling_footprint,
 )
 from wildflower.models.max_pool import HalvingMaxPool
-from wildflower.models.placement import CLASSES, Axis, Window
+from wildflower.models.placement import CLASSES, Axis, Joined, Window
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    axes: tuple[Axis | Window | None, ...]
+    axes: tuple[Axis | Joined | Window | None, ...]
     frozen: bool = False
 
     @property

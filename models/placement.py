@@ -41,6 +41,17 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The channel groups of a dimension that is stretches one behind another, such as a recurrent layer's gates.
+
+    Of each stretch: its group ("" where it is not cut), how often it comes, the group's full size, and the consecutive
+    entries of a channel.
+    """
+
+    stretches: tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
 class Window:
     """One spatial dimension of an elastic kernel: a smaller kernel is the centre of the whole one, in any selection."""
 
@@ -104,7 +115,7 @@ class Placement:
     """
 
     coordinates: dict[str, tuple[Coordinates, ...]]
-    axes: dict[str, tuple[Axis | Window | None, ...]]
+    axes: dict[str, tuple[Axis | Joined | Window | None, ...]]
 
     def of(self, names: Iterable[str]) -> Placement:
         """The placement of some of the sub-model's tensors."""

@@ -10,7 +10,7 @@ from own_models import Deep
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
-from wildflower.models.family import make_family
+from wildflower.models.family import make_family as made_family
 from wildflower.models.initial import load_initial
 from wildflower.models.placement import rolling
 from wildflower.strategies.statistics import take_statistics
@@ -24,6 +24,11 @@ THREE = {
     "classes": 5,
     "levels": [{"layers": 1, "width": 0.5}, {"layers": 2}, {"layers": 4}],
 }
+
+
+def make_family(spec):
+    """Of the whole module where a spec names no levels."""
+    return made_family({"levels": [{}]} | spec)
 
 
 def test_a_family_of_levels_round_trips_through_json():
