@@ -2,13 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,dev
+TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,docs,dev
 # Compiled modules are kept, also where the environment says that nothing is to be: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint figures wheel clean
+.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint figures docs wheel clean
 
 setup: $(VENV)/installed
 
@@ -75,6 +75,11 @@ test-gpu: setup
 # The figures of README and of pages, from what benchmarks recorded.
 figures: setup
 	$(BIN)/python -m benchmarks.figures
+
+# The site, in build/site: open build/site/index.html. A warning is an error. MkDocs' advertisement is none of ours.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo build/site/index.html
 
 # A wheel in dist/, and a round of the demo in an environment that has only it: the clone's own modules are not there.
 wheel: $(VENV)/installed-for-runs

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from wildflower.client_app.board_link import BoardError, about
+from wildflower.devices import node_config
 from wildflower.devices.node import node_report
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.speed import with_speed
 from wildflower.devices.state_folder import node_state_dir
-from wildflower.devices.validation import check_text
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -42,5 +42,5 @@ def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_
 
 def gpu_trainer(config: Mapping[str, object]) -> Path | None:
     """Where the trainer listens that has the board's GPU: `gpu-trainer` in the node config."""
-    path = config.get("gpu-trainer")
-    return None if path is None else Path(check_text(path, "node config gpu-trainer"))
+    path = node_config.read(config).gpu_trainer
+    return None if path is None else Path(path)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from wildflower.devices.node import own_secure_minimum
+from wildflower.devices import node_config
 from wildflower.devices.private import private_folder, private_open, sync
 from wildflower.devices.state_folder import node_state_dir
 from wildflower.messages.error import MessageError
@@ -188,7 +188,7 @@ class Policy:
 
 def policy_of(config: Mapping[str, object], device: int, *, simulated: bool) -> Policy:
     """The policy of a device of this node. MessageError where the node may not be a worker of a simulation."""
-    minimum = own_secure_minimum(config)
+    minimum = node_config.read(config).secure_minimum or 0
     if simulated:
         Policy(minimum).check_unmasked("work for a simulation")
         return Policy()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from wildflower.client_app.policy import Policy, alone, check_same, write_whole
 from wildflower.client_app.undo import will_write
-from wildflower.devices.node import MIN_MEMBERS
+from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.devices.private import private_folder
 from wildflower.messages.error import MessageError
 from wildflower.messages.masks import (

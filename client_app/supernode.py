@@ -128,12 +128,12 @@ def trouble_at_start(options: Namespace) -> str:
     """
     # Not for the first process of a container, which has to stay small.
     from wildflower.client_app.node_config import read_node_config
-    from wildflower.devices.node import check_node_config, own_device
+    from wildflower.devices import node_config
 
     try:
         config = read_node_config(options.node_config or "")
-        check_node_config(config)
-        own_device(config)
+        node_config.read(config)
+        node_config.own_device(config)
     except (ValueError, OSError) as error:
         return str(error)
     return port_trouble(options.host, options.port)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family
+from wildflower.models.base import Family, check_cut
 from wildflower.models.layers import Channels
+from wildflower.models.placement import kept_channels
 from wildflower.plugins.nearest import nearest_part
 
 
@@ -56,17 +56,11 @@ class GroupFamily(Family):
         """Return the architecture with one channel in every group and without all removable layers."""
         return self.architecture(dict.fromkeys(self.groups, 1), self.removable, kernel=3 if self.kernels else None)
 
-    @override
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
-        if not 1 <= exit <= len(self.segments):
-            raise ValueError(f"{self.name}: exit must be 1 to {len(self.segments)}, not {exit}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
-        # A hair's breadth of rounding error must not add or lose a channel.
-        return self.architecture(
-            {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()},
-            without=list(self.segments)[exit:],
-        )
+        """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
+        check_cut(self.name, len(self.segments), exit, rate)
+        widths = {group: kept_channels(full, rate, rounding) for group, full in self.groups.items()}
+        return self.architecture(widths, without=list(self.segments)[exit:])
 
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Draw an exit, or a coin for every removable layer; kernels, and the width of every kept group (uniform)."""
@@ -78,8 +72,8 @@ class GroupFamily(Family):
         sides = tuple(3 + 2 * int(rng.integers((full - 1) // 2)) for full in self.kernels.values())
         return replace(arch, kernels=sides)
 
-    @override
     def validate(self, arch: Architecture) -> None:
+        """Raise ValueError that names the entry out of bounds and its bound."""
         for what, given, known in (("widths", arch.widths, self.groups), ("kernels", arch.kernels, self.kernels)):
             if len(given) != len(known):
                 raise ValueError(f"{self.name}: {len(given)} {what}, but there are {len(known)}: {', '.join(known)}")

@@ -15,12 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
+from wildflower.models.base import check_cut
 from wildflower.models.cost import Cost
 from wildflower.models.held import check_held
 from wildflower.models.layers import make_static
 from wildflower.models.made import made_module
 from wildflower.models.module import ModuleFamily, meta_state
 from wildflower.models.network import Network
+from wildflower.models.placement import kept_channels
 
 MAX_LEVELS = 1000
 
@@ -110,11 +112,8 @@ class Levels(ModuleFamily):
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
         """Return the level at a share of all levels: of three, 0.5 is the second."""
-        if exit != 1:
-            raise ValueError(f"{self.function}: exit must be 1, not {exit}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
-        return Architecture((max(1, rounding(round(rate * len(self.levels), 9))),))
+        check_cut(self.function, 1, exit, rate)
+        return Architecture((kept_channels(len(self.levels), rate, rounding),))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:
         """Return all levels, largest first; widths play no part."""

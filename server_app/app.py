@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from wildflower.client_app.simulation import ForkServerError
 from wildflower.devices.fleet import Fleet
+from wildflower.models.frozen import check_left
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.rounds.connected_devices import ConnectedDevices
@@ -206,13 +207,13 @@ def data_of(engine: Engine) -> dict[str, Any]:
 
 
 def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:
-    """Restore the newest good checkpoint, or that of `resume-from`. -> the round that comes next."""
-    if not config.resume_from and journal.last_round <= 1 and not checkpoint.exists(run_dir):
+    """Restore the newest good checkpoint, or that of `checkpoints.resume-from`. -> the round that comes next."""
+    if not config.checkpoints.resume_from and journal.last_round <= 1 and not checkpoint.exists(run_dir):
         # The journal is written first: a run that broke off in between has a round there, and nothing to go on from.
         log(INFO, "%s has no checkpoint yet: the run begins anew", run_dir)
         journal.drop_after(0)
         return 1
-    saved = checkpoint.load(run_dir, config.resume_from, at_most=journal.last_round)
+    saved = checkpoint.load(run_dir, config.checkpoints.resume_from, at_most=journal.last_round)
     engine.load(saved.state)
     engine.population.now_seconds = saved.now_seconds
     # The checkpoints first: they must never be ahead of the journal.
@@ -323,7 +324,7 @@ def build(
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
         try:
-            method.family.check_left(method.smallest_architecture)
+            check_left(method.family, method.smallest_architecture)
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         dry_run_tensor_sets(method)

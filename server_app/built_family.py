@@ -11,6 +11,7 @@ from flwr.common import log
 
 from wildflower.models.cost import cost
 from wildflower.models.family import Family, family_class, make_family
+from wildflower.models.frozen import check_freeze
 from wildflower.models.initial import folder_of_sizes
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.plugins.nearest import did_you_mean
@@ -73,7 +74,7 @@ def family_of(
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
         check_vocabulary(task, family)
         try:
-            family.check_freeze()
+            check_freeze(family)
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         check_last_token(task, family)

@@ -76,7 +76,7 @@ def check_there(run_dir: Path, round: int) -> None:
     numbers = rounds(run_dir)
     if round not in numbers:
         there = f"there are those of rounds {', '.join(map(str, sorted(numbers)))}" if numbers else "there are none"
-        raise CheckpointError(f"resume-from = {round}: {run_dir} has no checkpoint of that round; {there}")
+        raise CheckpointError(f"checkpoints.resume-from = {round}: {run_dir} has no checkpoint of that round; {there}")
 
 
 def load(run_dir: Path, round: int = 0, at_most: int | None = None) -> Checkpoint:

@@ -97,8 +97,8 @@ def _check_names(config: RunConfig, need: Need) -> None:
         f"the name of a folder has letters that can be printed, and at most {MAX_NAME_BYTES} bytes",
     )
     need(
-        not config.resume_from or config.resume,
-        "resume-from",
+        not config.checkpoints.resume_from or config.resume,
+        "checkpoints.resume-from",
         "goes with resume = true only, and names a round of the run that is resumed",
     )
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.messages.encoding import Wire
@@ -25,6 +25,7 @@ from wildflower.server_app.key_groups import (
     Adam,
     AggregationRule,
     BudgetLimits,
+    Checkpoints,
     DifferentialPrivacy,
     Initial,
     Personal,
@@ -38,6 +39,7 @@ from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.server_app.moved_keys import meant, moved_to
 from wildflower.server_app.own_hooks import check_hook_classes, hook_references
 from wildflower.server_app.unread_keys import READ_WITH, loaded_method, unread_keys
+from wildflower.server_app.validated import validated
 from wildflower.strategies import DEFAULT_METHOD, METHODS
 from wildflower.strategies.method import Method
 from wildflower.strategies.named import method_of, settings_of
@@ -52,24 +54,12 @@ from wildflower.strategies.params import (
     kebab,
     to_scalar,
 )
-from wildflower.tasks.arguments import TaskArguments, must, read_arguments
+from wildflower.tasks.arguments import TaskArguments, read_arguments
 from wildflower.tasks.task import kind_of
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 class ConfigError(ValueError):
     """A run configuration that cannot be run; the text names the key, the value and what would be right."""
-
-
-# What would be right, by the beginning of pydantic's name of an error.
-RIGHT = {
-    "int_": "a whole number such as {default}",
-    "float_": "a number such as {default}",
-    "bool_": "true or false",
-    "string_": "a text such as '{default}'",
-}
 
 
 def _arguments(value: object) -> object:
@@ -276,10 +266,7 @@ class RunConfig(Params):
     )
     run_name: str = Field("", description='Folder of this run; "" makes a name of strategy, task and time')
     resume: bool = Field(False, description="Whether the run of this name goes on from its newest good checkpoint")
-    resume_from: CountOrZero = Field(
-        0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
-    )
-    keep_checkpoints: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
+    checkpoints: Checkpoints = Field(default_factory=Checkpoints)
     tracker: Literal["", "mlflow", "wandb"] = Field(
         "",
         description='Where figures of rounds go beside the journal, by the library of that name: mlflow, wandb, or "": '
@@ -386,12 +373,12 @@ class RunConfig(Params):
         for name, params in {**own_groups, **method_groups(strategy)}.items():
             prefix = f"{name}."
             own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-            groups[name], wrong = _validated(params, own, prefix)
+            groups[name], wrong = validated(params, own, prefix)
             problems += wrong
         run = {key: value for key, value in values.items() if "." not in key}
         run |= {name: groups.pop(name) for name in own_groups}
         # A group that is wrong is None here: keys are still checked by themselves, but not how they go together.
-        config, wrong = _validated(cls, {**run, "groups": groups}, "")
+        config, wrong = validated(cls, {**run, "groups": groups}, "")
         if not isinstance(config, RunConfig):
             raise ConfigError("; ".join(wrong + problems))
         return config
@@ -508,37 +495,3 @@ def _names(arguments: object) -> list[str]:
         return []
     own = [arguments["name"]] if isinstance(arguments.get("name"), str) else []
     return own + [name for value in arguments.values() for name in _names(value)]
-
-
-def _validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tuple[Params | None, list[str]]:
-    """A group of settings, or what is wrong with it."""
-    names = {kebab(name): field for name, field in kind.model_fields.items()}
-    given = {key: _whole_to_float(names[key], value) for key, value in values.items()}
-    try:
-        return kind.model_validate(given), []
-    except ValidationError as error:
-        lines = []
-        for item in error.errors(include_url=False):
-            if item["loc"] == ():
-                lines.append(item["msg"].removeprefix("Value error, "))
-            elif item["loc"][0] != "groups" and item["input"] is not None:  # what is wrong with groups is known
-                key = f"{prefix}{item['loc'][0]}"
-                default = names[str(item["loc"][0])].get_default(call_default_factory=True)
-                lines.append(f"{key} = {item['input']!r}: {_wrong(to_scalar(default), item)}")
-        return None, lines
-
-
-def _wrong(default: object, item: ErrorDetails) -> str:
-    """What was wrong with one value, and what would be right."""
-    for kind, right in RIGHT.items():
-        if item["type"].startswith(kind):
-            return f"must be {'a text in quotes' if default == '' else right.format(default=default)}"
-    return must(item)
-
-
-def _whole_to_float(field: FieldInfo, value: object) -> object:
-    """`learning-rate = 1` is a whole number in TOML and means 1.0."""
-    kind = field.annotation
-    while get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    return float(value) if kind is float and type(value) is int else value

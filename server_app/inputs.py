@@ -167,7 +167,7 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
     if is_of_a_folder(config.task) and config.partition != "own":
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
         of_run = task_spec(config)
-        spec = TaskSpec(of_run.name, devices=1, data_dir=of_run.data_dir, arguments=of_run.arguments)
+        spec = TaskSpec(name=of_run.name, devices=1, data_dir=of_run.data_dir, arguments=of_run.arguments)
 
         def identity() -> dict[str, Any]:
             return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments)).identity()

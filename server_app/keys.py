@@ -7,11 +7,18 @@ writes the block and the tables anew; tests hold both.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from wildflower.server_app.listed_keys import PYPROJECT, to_toml
 
 DOCS = PYPROJECT.parent / "docs"
+# The keys that people set: what is learned by whom, how, and where it goes. `wildflower config` shows them first.
+COMMON = (
+    *("task", "data-dir", "family", "initial.weights", "partition", "alpha"),
+    *("devices", "workers", "fleet", "devices-per-round", "deadline-seconds"),
+    *("strategy", "widths", "rounds", "local-epochs", "batch-size", "optimizer", "learning-rate", "momentum"),
+    *("weight-decay", "seed", "evaluate-every", "deliver", "run-name", "resume"),
+)
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
 
@@ -67,38 +74,51 @@ def with_table(page: str, table: str) -> str:
     return found
 
 
+def keys_by_group(keys: Iterable[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the keys of the run by the titles of their parts, and those of methods by the group that they are of.
+
+    Args:
+        keys: in the order of the settings.
+    """
+    from wildflower.server_app.config import PARTS, run_groups
+    from wildflower.strategies.params import kebab
+
+    titles = {kebab(name): title for name, title in PARTS.items()}
+    own = run_groups()
+    run: dict[str, list[str]] = {}
+    of_methods: dict[str, list[str]] = {}
+    title = ""
+    for key in keys:
+        group, dot, _ = key.partition(".")
+        if dot and group not in own:
+            of_methods.setdefault(group, []).append(key)
+        else:
+            title = titles.get(key, title)
+            run.setdefault(title, []).append(key)
+    return run, of_methods
+
+
 def pages() -> dict[str, str]:
     """The pages below docs/ that have tables of keys -> the tables.
 
-    They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
+    They are docs/keys.md, with the keys of the run itself, the page of every method, with those of the parts
     that it shares with other methods, and the pages of these parts.
     """
-    from wildflower.server_app.config import PARTS, RunConfig, all_settings, run_groups
+    from wildflower.server_app.config import all_settings, defaults
     from wildflower.strategies import METHODS
-    from wildflower.strategies.params import kebab
 
     descriptions = {key: field.description or "" for key, field in all_settings().items()}
-    titles = {kebab(name): title for name, title in PARTS.items()}
-    run: dict[str, dict[str, object]] = {}
-    groups: dict[str, dict[str, object]] = {}
-    part: dict[str, object] = {}
-    own = run_groups()
-    for key, value in RunConfig().to_dict().items():
-        group, dot, _ = key.partition(".")
-        if dot and group not in own:
-            groups.setdefault(group, {})[key] = value
-            continue
-        if key in titles:
-            part = run[titles[key]] = {}
-        part[key] = value
+    usual = defaults()
+    run, groups = keys_by_group(usual)
 
     def table(*names: str) -> str:
-        keys = {key: value for name in names for key, value in groups.get(name, {}).items()}
-        return key_table(keys, descriptions) if keys else "There are none.\n"
+        keys = [key for name in names for key in groups.get(name, [])]
+        return of_keys(keys) if keys else "There are none.\n"
 
-    found = {
-        "configuration.md": "\n".join(f"## {title}\n\n{key_table(keys, descriptions)}" for title, keys in run.items())
-    }
+    def of_keys(keys: Sequence[str]) -> str:
+        return key_table({key: usual[key] for key in keys}, descriptions)
+
+    found = {"keys.md": "\n".join(f"## {title}\n\n{of_keys(keys)}" for title, keys in run.items())}
     for name, kind in METHODS.items():
         found[f"methods/{name}.md"] = table(name, *kind.shared_params)
         found |= {f"methods/{shared}.md": table(shared) for shared in kind.shared_params}

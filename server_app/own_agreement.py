@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from wildflower.plugins.invalid import in_words
 from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
 from wildflower.rounds.population import wait_for_nodes
@@ -18,7 +18,6 @@ from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 from wildflower.tasks.agreement import Declared, agree, declared_by, label_warnings, normalization
-from wildflower.tasks.arguments import in_words
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.device_data import Agreed, Summary, moments_of
 from wildflower.tasks.inspection import server_test
@@ -64,7 +63,7 @@ def own_of_run(run_dir: Path, config: RunConfig, spec: TaskSpec) -> OwnData | No
         return None
     test = server_test(spec)
     _declared(config, spec, test)
-    return OwnData(replace(spec, agreed=agreed), config.run_name, test)
+    return OwnData(spec.model_copy(update={"agreed": agreed}), config.run_name, test)
 
 
 def _declared(config: RunConfig, spec: TaskSpec, test: DataSet | None) -> Declared:
@@ -114,7 +113,7 @@ def _own_data(
             "examples to test on: set test-fraction, such as 0.2, or give the server a test set in its data-dir"
         )
     tell(agreed, unfit, len(said) - len(unfit))
-    own = OwnData(replace(spec, agreed=agreed), config.run_name, test)
+    own = OwnData(spec.model_copy(update={"agreed": agreed}), config.run_name, test)
     fitting = [each for _, each in sorted(said.items()) if each.device not in unfit]
     own.take(fitting)
     tell_remarks(by_kind(own.remarks))

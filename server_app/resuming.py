@@ -22,9 +22,9 @@ DATA_OF_A_FOLDER = ("idx", "npz", "images", "table", "text")
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         "resume",
-        "resume-from",
+        "checkpoints.resume-from",
         "dp.resume-copy",
-        "keep-checkpoints",
+        "checkpoints.keep",
         "tracker",
         "rounds",
         "workers",
@@ -104,14 +104,16 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     if config.get("dp.epsilon") or config.get("dp.noise-multiplier"):
         ledger.check(run_dir, seeded=bool(config.get("fleet")), copied=bool(config.get("dp.resume-copy")))
     finished = len(read_rounds(run_dir))
-    if config.get("resume-from", 0) > finished:
-        raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")
-    if config.get("resume-from", 0):
+    if again_from := config.get("checkpoints.resume-from", 0):
+        if again_from > finished:
+            raise JournalError(
+                f"checkpoints.resume-from = {again_from}, but the run in {run_dir} has {finished} rounds"
+            )
         try:
-            check_there(run_dir, config["resume-from"])
+            check_there(run_dir, again_from)
         except CheckpointError as error:
             raise JournalError(str(error)) from None
-    finished = config.get("resume-from", 0) or finished
+    finished = again_from or finished
     # Nothing would be run, and config.json would say fewer rounds than there are.
     if config["rounds"] < finished:
         raise JournalError(

@@ -34,7 +34,7 @@ def add_run_hooks(
     before: list[RoundHook] = [Recording(journal), ScoredModels(run_dir, engine), NodeReports(run_dir)]
     if tracker is not None:
         before.insert(1, Tracking(tracker))
-    after: list[RoundHook] = [Checkpoints(run_dir, engine, config.keep_checkpoints), Lines(config.rounds)]
+    after: list[RoundHook] = [Checkpoints(run_dir, engine, config.checkpoints.keep), Lines(config.rounds)]
     progress = Progress(run_dir, config, engine.method)
     engine.hooks[:] = [*before, *engine.hooks, *after, progress]
     return progress

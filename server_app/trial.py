@@ -18,12 +18,13 @@ from torch import Tensor
 
 from wildflower.models.any_network import AnyNetwork, changed_input
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
 from wildflower.models.held import held_tensors, sharing, unsteady
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
 from wildflower.models.traced.family import Traced
 from wildflower.models.traced.program import Program
+from wildflower.models.weights import with_weights
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.units import counted

@@ -13,7 +13,7 @@ from wildflower.tasks.task import TaskSpec, load_task
 
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Training inputs and labels, then those for testing."""
-    task = load_task(TaskSpec("digits", devices=1))
+    task = load_task(TaskSpec(name="digits", devices=1))
     return task.train.inputs.numpy(), task.train.labels.numpy(), task.test.inputs.numpy(), task.test.labels.numpy()
 
 

@@ -68,7 +68,7 @@ RUN: dict[str, Any] = {
     "learning-rate": 1e-4,
     "widths": "1",
     "workers": 1,
-    "keep-checkpoints": 1,
+    "checkpoints.keep": 1,
     "below-smallest": "smallest",
 }
 

@@ -69,7 +69,7 @@ def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STE
     """
     file = folder / f"supernet-{seed}.safetensors"
     if not file.exists():
-        task = load_task(TaskSpec("npz", devices=1, data_dir=str(write_digits(folder / "digits")), seed=seed))
+        task = load_task(TaskSpec(name="npz", devices=1, data_dir=str(write_digits(folder / "digits")), seed=seed))
         shape = {"input_shape": list(task.input_shape), "classes": task.classes}
         space = Space.of(make_family(family | shape), RaFLParams().shares, None, RaFLParams().min_blocks)
         with torch.random.fork_rng(devices=[]):

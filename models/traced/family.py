@@ -14,10 +14,11 @@ from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
+from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.placement import CLASSES, Axis, Coordinates, Joined, Placement, Select, Window, leading, spread
+from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
 from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program
 
@@ -131,7 +132,7 @@ class Traced(GroupFamily):
         self.validate(arch)
         static = self.norm == "static"
         program = Program(self.read, arch.widths, static=static, scaler=self.scaler, without_memory=without_memory)
-        return self._with_frozen(program)
+        return without_gradients(self, program)
 
     @override
     def initial(self) -> dict[str, Tensor]:
@@ -153,17 +154,7 @@ class Traced(GroupFamily):
 
     @override
     def place(self, arch: Architecture, select: Select = leading) -> Placement:
-        return _leading(self, arch) if select is leading else self._place(arch, select)
-
-    def _place(self, arch: Architecture, select: Select) -> Placement:
-        graph = self.read
-        sizes = zip(graph.groups.items(), arch.widths, strict=True)
-        chosen = [select(group, full, kept) if kept else slice(0, 0) for (group, full), kept in sizes]
-        specs = self.tensors(arch)
-        return Placement(
-            {name: tuple(_where(d, graph, arch, chosen) for d in graph.state[name].dimensions) for name in specs},
-            {name: spec.axes for name, spec in specs.items()},
-        )
+        return _leading(self, arch) if select is leading else _placement(self, arch, select)
 
     @override
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
@@ -177,26 +168,6 @@ class Traced(GroupFamily):
     def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
         """Return the shape of the answer for one example: (outputs,) or (outputs, positions)."""
         return _step(self, arch, batch_size, accumulates=False).answer
-
-
-def _where(parts: list[Stretch], graph: Graph, arch: Architecture, chosen: list[Coordinates]) -> Coordinates:
-    """Return which entries of a dimension a sub-model keeps."""
-    full = list(graph.groups.values())
-    size = sum(part.before * part.after * (1 if part.group < 0 else full[part.group]) for part in parts)
-    if all(part.group < 0 or arch.widths[part.group] == full[part.group] for part in parts):
-        return slice(0, size)
-    if len(parts) == 1 and parts[0].before == 1:
-        return spread(chosen[parts[0].group], parts[0].after)
-    found, offset = [], 0
-    for part in parts:
-        inside = 1 if part.group < 0 else full[part.group]
-        kept = slice(0, 1) if part.group < 0 else chosen[part.group]
-        index = torch.arange(kept.start, kept.stop) if isinstance(kept, slice) else kept
-        for number in range(part.before):
-            start = offset + number * inside * part.after
-            found.append(start + (index.unsqueeze(1) * part.after + torch.arange(part.after)).flatten())
-        offset += part.before * inside * part.after
-    return torch.cat(found)
 
 
 def _axis(parts: list[Stretch], names: list[str], full: list[int]) -> Axis | Joined | None:
@@ -218,16 +189,22 @@ def _tensors(family: Traced, arch: Architecture) -> dict[str, TensorSpec]:
     found = {}
     for name in family.without_memory(arch).state_dict():
         spec = graph.state[name]
-        axes: list[Axis | Window | Joined | None] = [_axis(parts, names, full) for parts in spec.dimensions]
+        axes: list[AnyAxis] = [_axis(parts, names, full) for parts in spec.dimensions]
         if spec.classes >= 0:
             axes[spec.classes] = Axis(CLASSES)
         found[name] = TensorSpec(graph.shape(spec, arch.widths), DTYPES[spec.dtype], tuple(axes))
-    return family._marked(found)
+    return marked(family, found)
 
 
 @lru_cache(maxsize=256)
 def _leading(family: Traced, arch: Architecture) -> Placement:
-    return family._place(arch, leading)
+    return _placement(family, arch, leading)
+
+
+def _placement(family: Traced, arch: Architecture, select: Select) -> Placement:
+    axes = {name: spec.axes for name, spec in family.tensors(arch).items()}
+    sizes = zip(family.groups.items(), arch.widths, strict=True)
+    return place(axes, {group: (full, kept) for (group, full), kept in sizes}, select)
 
 
 @lru_cache(maxsize=256)

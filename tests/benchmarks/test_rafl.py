@@ -24,7 +24,7 @@ def test_digits_are_resized_to_bytes_of_the_devices_shape(tmp_path):
 
 def test_they_are_public_data_of_the_server(tmp_path):
     folder = write_digits(tmp_path / "digits")
-    task = load_task(TaskSpec("npz", devices=1, data_dir=str(folder)))
+    task = load_task(TaskSpec(name="npz", devices=1, data_dir=str(folder)))
     public = load_public("npz", str(folder), None, task=task, dtype=torch.float32, examples=0, seed=1)
     assert (len(public), task.input_shape) == (1438, (1, 28, 28))
     assert len(np.load(folder / "test.npz")["labels"]) == 359

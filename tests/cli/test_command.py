@@ -210,12 +210,25 @@ def test_config_says_what_keys_mean_and_shows_only_what_was_changed(monkeypatch)
 
 def test_config_shows_every_key_with_what_it_is(monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")  # a description in one line
-    shown = CliRunner().invoke(app, ["config"], env={"COLUMNS": "500"})
+    shown = CliRunner().invoke(app, ["config", "--all"], env={"COLUMNS": "500"})
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
     told = {key: meaning for key, _, _, meaning in rows}
     assert told == descriptions()
+    assert "Settings of fedprox" in shown.stdout
     assert told["alpha"] == "Concentration of the Dirichlet partition: smaller is more unequal"
     assert told["distillation.batch-size"] == "Noise inputs per step of distillation"
+
+
+def test_config_shows_first_what_people_set(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def keys(*options):
+        firsts = [line.split("│")[1].strip() for line in invoke("config", *options).stdout.splitlines() if "│" in line]
+        return [first for first in firsts if first]  # a long meaning takes several lines
+
+    assert "learning-rate" in keys()
+    assert len(keys()) <= 25
+    assert keys("--set", "fedprox.mu=0.3", "--set", "rounds=7") == [*keys(), "fedprox.mu"]
 
 
 def test_a_wrong_setting_is_an_error():

@@ -83,7 +83,7 @@ def test_a_reader_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / "device"
     folder.mkdir()
-    spec = TaskSpec("recordings:RECORDINGS", devices=1, data_dir=str(folder), partition="own", test_fraction=0.5)
+    spec = TaskSpec(name="recordings:RECORDINGS", devices=1, data_dir=str(folder), partition="own", test_fraction=0.5)
     assert "no recordings" in describe(spec, 0, moments=True).problem
     for number, label in enumerate(["cough", "sneeze"] * 2):
         np.save(folder / f"{label}-{number}.npy", np.full(16, number))

@@ -356,7 +356,7 @@ def test_nothing_starts_over_an_earlier_run(world):
     [
         ("batch-size=32", "cannot be resumed with another configuration: batch-size was 16 and is 32"),
         ("rounds=1", "rounds = 1, but the run in "),
-        ("resume-from=1", "has no checkpoint of that round; there are none"),
+        ("checkpoints.resume-from=1", "has no checkpoint of that round; there are none"),
         ("fleet=changed.toml", "or a trace that it names is not what it was when the run began"),
     ],
 )

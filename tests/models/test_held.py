@@ -4,9 +4,9 @@ import own_constants
 import pytest
 import torch
 
-from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
+from wildflower.models.weights import with_weights
 
 torch.set_num_threads(1)
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -287,7 +287,7 @@ def test_an_optimizer_without_momentum_starts_under_flowers_defaults(tmp_path):
 
 
 def test_a_torn_checkpoint_stops_a_resumed_run_before_it_changes_anything(tmp_path):
-    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=2, keep_checkpoints=1))
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=2, checkpoints={"keep": 1}))
     before = (run_dir / "rounds.jsonl").read_bytes()
     path = run_dir / "checkpoint" / "round-2" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
@@ -310,17 +310,20 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(t
     (broken / "checkpoint" / "round-4" / "state.json").write_text("{")
     assert run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True)) == broken
     assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
-    again = small_config(tmp_path / "broken", **keys, resume=True, resume_from=2)
+    again = small_config(tmp_path / "broken", **keys, resume=True, checkpoints={"resume_from": 2})
     run(simulated_grid(), again)
     assert checkpoint.rounds(broken) == [4, 3, 2]
     assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
     assert told(whole) == told(broken)
     before = {path: path.read_bytes() for path in broken.glob("*.json*")}
-    with pytest.raises(JournalError, match=r"^resume-from = 1: .* there are those of rounds 2, 3, 4$"):
-        run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True, resume_from=1, rounds=5))
+    with pytest.raises(JournalError, match=r"^checkpoints.resume-from = 1: .* there are those of rounds 2, 3, 4$"):
+        run(
+            simulated_grid(),
+            small_config(tmp_path / "broken", **keys, resume=True, checkpoints={"resume_from": 1}, rounds=5),
+        )
     assert {path: path.read_bytes() for path in broken.glob("*.json*")} == before
-    with pytest.raises(ConfigError, match="resume-from = 2: goes with resume = true only"):
-        small_config(tmp_path, resume_from=2)
+    with pytest.raises(ConfigError, match=r"checkpoints\.resume-from = 2: goes with resume = true only"):
+        small_config(tmp_path, checkpoints={"resume_from": 2})
 
 
 @pytest.mark.thorough
@@ -348,7 +351,7 @@ def test_devices_keep_what_a_run_needs_that_goes_on_from_its_oldest_checkpoint(k
     # When round 7 was done, that of round 4 was the oldest. What rounding has lost counts for two rounds.
     expected = {(3, 4, 5, 6, 7)} if "wire" in keys else {(4, 5, 6, 7)}
     assert kept() == expected
-    run(simulated_grid(), small_config(tmp_path, **keys, resume=True, resume_from=5))
+    run(simulated_grid(), small_config(tmp_path, **keys, resume=True, checkpoints={"resume_from": 5}))
     assert same_bits(whole.state.tensors, checkpoint.load(run_dir).state.tensors)
     assert told(run_dir) == lines
 
@@ -375,10 +378,10 @@ def test_a_run_goes_on_from_a_checkpoint_that_the_torn_journal_reaches(file, tmp
 
 
 def test_a_crash_in_the_first_line_of_a_round_leaves_the_only_checkpoint_good(tmp_path):
-    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, keep_checkpoints=1))
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, checkpoints={"keep": 1}))
     with (run_dir / "devices.jsonl").open("a") as file:
         file.write('{"device": 0, "node"')
-    run(simulated_grid(), small_config(tmp_path, rounds=2, keep_checkpoints=1, resume=True))
+    run(simulated_grid(), small_config(tmp_path, rounds=2, checkpoints={"keep": 1}, resume=True))
     assert [record.round for record in read_rounds(run_dir)] == [1, 2]
     assert {device.round for device in read_devices(run_dir)} == {1, 2}
 

@@ -132,7 +132,7 @@ def test_the_last_ones_are_kept(tmp_path):
         save(tmp_path, of_round(number), keep=3)
     assert checkpoint.rounds(tmp_path) == [5, 4, 3]
     assert [load(tmp_path, number).round for number in (3, 4, 5)] == [3, 4, 5]
-    with pytest.raises(CheckpointError, match=r"resume-from = 2: .* there are those of rounds 3, 4, 5"):
+    with pytest.raises(CheckpointError, match=r"checkpoints.resume-from = 2: .* there are those of rounds 3, 4, 5"):
         load(tmp_path, 2)
 
 

@@ -135,11 +135,11 @@ def test_a_kill_at_any_moment_counts_every_model_that_was_made(where, tmp_path, 
 
 @pytest.mark.parametrize("asked_for", [False, True])
 def test_what_a_fallback_to_an_earlier_checkpoint_costs_is_told_everywhere(asked_for, tmp_path, caplog):
-    """Where the newest ones are damaged, and where somebody goes back by resume-from."""
+    """Where the newest ones are damaged, and where somebody goes back by checkpoints.resume-from."""
     config = small_config(tmp_path, **PRIVATE | ON_NODES, rounds=4)
     folder = run(connected_grid(2, tmp_path), config)
     assert read_summary(folder).noised_releases == 4
-    again = {"resume": True, "resume_from": 2 if asked_for else 0}
+    again = {"resume": True, "checkpoints": {"resume-from": 2 if asked_for else 0}}
     for number in () if asked_for else (3, 4):
         (folder / "checkpoint" / f"round-{number}" / "SHA256SUMS").write_text("")
     run(connected_grid(2, tmp_path), small_config(tmp_path, **PRIVATE | ON_NODES | again, rounds=4))

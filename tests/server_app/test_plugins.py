@@ -40,7 +40,7 @@ HEAD = """
     from pydantic import Field
     from wildflower.messages.tensor_sets import TensorSet
     from wildflower.models.layers import Block, Flatten, Linear, Relu, TensorSpec
-    from wildflower.models.base import ImageFamily
+    from wildflower.models.block_family import ImageFamily
     from wildflower.strategies.method import Answer, ClientStep, Model, State, Training
     from wildflower.strategies.params import Numbers, Params
     from wildflower.strategies.submodel import SubModelMethod
@@ -576,7 +576,7 @@ def test_a_family_and_a_task_that_fail_are_named(beside, tmp_path):
     with pytest.raises(PluginError, match=rf"the data of {name}:TYPO cannot be loaded: IndexError: .*{name}\.py, line"):
         build(small_config(tmp_path, task=f"{name}:TYPO"))
     with pytest.raises(PluginError, match=r"must return a wildflower\.tasks\.data\.DataSet, not <class 'NoneType'>"):
-        load_task(TaskSpec(f"{name}:NOTHING", devices=2))
+        load_task(TaskSpec(name=f"{name}:NOTHING", devices=2))
     assert f"{name} has no Nobody" in refused({"task": f"{name}:NO_FAMILY"})
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.small_run import simulated_grid, small_config, started
 from tests.tasks.text_files import SEP, VOCABULARY, make_tokenizer, write_lines
-from wildflower.models.base import with_weights
+from wildflower.models.weights import with_weights
 from wildflower.server_app.app import run
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import read_rounds
@@ -139,17 +139,19 @@ def test_arguments_that_the_task_does_not_take_are_refused(task: str, arguments:
 
 def test_a_spec_travels_with_its_arguments(folder: Path) -> None:
     given = config(folder).own_task_arguments()
-    spec = TaskSpec("text", 2, data_dir=str(folder), arguments=given)
+    spec = TaskSpec(name="text", devices=2, data_dir=str(folder), arguments=given)
     again = TaskSpec.from_json(spec.to_json())
     assert (again, hash(again)) == (spec, hash(spec))
     with pytest.raises(ValueError, match="the argument 'tokenizer' is missing"):
-        TaskSpec("text", 2)
+        TaskSpec(name="text", devices=2)
     with pytest.raises(ValueError, match="max_tokens = 1000000000: must be at most 65536"):
         TaskSpec.from_json({**spec.to_json(), "arguments": {"tokenizer": "x", "max_tokens": 10**9}})
 
 
 def test_embeddings_of_another_tokenizer_are_refused(folder: Path) -> None:
-    task = load_task(TaskSpec("text", 2, data_dir=str(folder), arguments=config(folder).own_task_arguments()))
+    task = load_task(
+        TaskSpec(name="text", devices=2, data_dir=str(folder), arguments=config(folder).own_task_arguments())
+    )
     tokens = len(VOCABULARY)
 
     def family(**changes: int) -> Words:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_task(TaskSpec("digits", devices=6))
+    return load_task(TaskSpec(name="digits", devices=6))
 
 
 def tried(name, task, examples=(24, 24, 21), batch_size=20, micro=0, module="own_trials", **more):

@@ -45,7 +45,7 @@ def supernet():
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_task(TaskSpec("digits", devices=1))
+    return load_task(TaskSpec(name="digits", devices=1))
 
 
 def test_the_active_sub_network_computes_what_the_extracted_one_does(supernet):

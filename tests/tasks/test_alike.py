@@ -90,7 +90,7 @@ def test_accents_are_composed_on_devices_and_by_the_server(tmp_path):
     npz_folder(
         tmp_path, np.arange(16, dtype=np.uint8).reshape(4, 1, 2, 2), [DECOMPOSED, COMPOSED, "t\u00e9", "te\u0301"]
     )
-    spec = TaskSpec("npz", devices=1, data_dir=str(tmp_path), partition="own")
+    spec = TaskSpec(name="npz", devices=1, data_dir=str(tmp_path), partition="own")
     assert describe(spec, 0, moments=True).label_names == (COMPOSED, "t\u00e9")
     assert agree([said(0, DECOMPOSED, "a"), said(1, COMPOSED)], Declared(), 1000)[0].label_names == ("a", COMPOSED)
     assert TableArguments(columns=("a",), classes=(DECOMPOSED, "b")).classes == (COMPOSED, "b")
@@ -102,7 +102,7 @@ def test_accents_are_composed_on_devices_and_by_the_server(tmp_path):
 def test_columns_are_found_whatever_their_accents(tmp_path):
     (tmp_path / "train.csv").write_text(f"{DECOMPOSED} , kind\n1,a\n2,b\n")
     arguments = TableArguments(columns=(COMPOSED,), label="kind")
-    spec = TaskSpec("table", devices=1, data_dir=str(tmp_path), partition="own", arguments=arguments)
+    spec = TaskSpec(name="table", devices=1, data_dir=str(tmp_path), partition="own", arguments=arguments)
     assert describe(spec, 0, moments=True).examples == 2
 
 
@@ -159,7 +159,7 @@ def test_fractions_and_names_in_one_file_are_refused():
 def test_what_csv_and_json_say_of_missing_values_stays_as_it_is(tmp_path):
     (tmp_path / "train.csv").write_text("a,label\n" + "".join(f"{n},{name}\n" for n, name in enumerate(TRAPS)))
     spec = TaskSpec(
-        "table", devices=1, data_dir=str(tmp_path), partition="own", arguments=TableArguments(columns=("a",))
+        name="table", devices=1, data_dir=str(tmp_path), partition="own", arguments=TableArguments(columns=("a",))
     )
     assert set(describe(spec, 0, moments=True).label_names) == set(TRAPS)
     (tmp_path / "train.csv").write_text("a,label\n1,\n2,x\n")
@@ -168,7 +168,9 @@ def test_what_csv_and_json_say_of_missing_values_stays_as_it_is(tmp_path):
         (tmp_path / "train.jsonl").write_text(f'{{"a": 1, "label": {value}}}\n')
         arguments = TableArguments(columns=("a",), train="train.jsonl")
         found = describe(
-            TaskSpec("table", devices=1, data_dir=str(tmp_path), partition="own", arguments=arguments), 0, moments=True
+            TaskSpec(name="table", devices=1, data_dir=str(tmp_path), partition="own", arguments=arguments),
+            0,
+            moments=True,
         )
         assert f"train.jsonl:1: {why}" in found.problem
 

@@ -231,7 +231,7 @@ def test_a_list_over_splits_would_train_on_what_is_for_testing(folder):
 
 def test_the_folders_of_simulated_devices_are_no_classes(folder):
     put(folder, "devices/0000/cat/1.png", "devices/0001/dog/1.png", "notes/a.txt")
-    spec = TaskSpec("images", devices=2, data_dir=str(folder), partition="own", arguments=GRAY)
+    spec = TaskSpec(name="images", devices=2, data_dir=str(folder), partition="own", arguments=GRAY)
     assert server_test(spec) is None
     put(folder, "cat/1.png", "dog/1.png", "devices/0000/dog/1.png")
     (folder / "notes" / "a.txt").unlink()
@@ -241,7 +241,7 @@ def test_the_folders_of_simulated_devices_are_no_classes(folder):
 
 def test_a_device_tells_what_it_left_out_also_where_nothing_remains(folder):
     put(folder, "cat/1.png", "dog/1.png", "dog/2.heic", "dog/2023/2.png")
-    spec = TaskSpec("images", devices=1, data_dir=str(folder), partition="own", arguments=GRAY, test_fraction=0.4)
+    spec = TaskSpec(name="images", devices=1, data_dir=str(folder), partition="own", arguments=GRAY, test_fraction=0.4)
     said = describe(spec, 0, moments=True)
     assert (said.examples, [(r.count, r.example) for r in said.remarks]) == (
         2,
@@ -282,7 +282,7 @@ def test_what_was_left_out_is_in_the_log_before_round_1(folder, caplog):
     assert f"Data of {folder}: {left_out}" in told
     assert "These labels look alike, and are classes of their own: 'Yes', 'yes'" in told
     assert "This label is what programs write where a value is missing, and is a class here: 'NA'" in told
-    task = load_task(TaskSpec("images", devices=1, data_dir=str(folder), arguments=GRAY))
+    task = load_task(TaskSpec(name="images", devices=1, data_dir=str(folder), arguments=GRAY))
     assert inspect_whole(task).counts == {"NA": (4, 1), "Yes": (4, 1), "yes": (4, 1)}
 
 
@@ -324,4 +324,4 @@ def test_images_to_train_on_without_folders_of_classes(folder):
 def test_classes_to_test_on_that_are_spelled_otherwise(folder):
     put(folder, "train/Cat/1.png", "train/Dog/1.png", "test/cat/1.png", "test/Dog/1.png")
     with pytest.raises(ValueError, match=r"the label 'cat', which no training example has, .* write 'cat' as 'Cat' if"):
-        load_task(TaskSpec("images", 2, data_dir=str(folder), arguments=GRAY))
+        load_task(TaskSpec(name="images", devices=2, data_dir=str(folder), arguments=GRAY))

@@ -38,7 +38,7 @@ def spec_of(form: str, folder: Path, train: list[int], test: list[int]) -> TaskS
             rows = [f"{image[0, 0, 0]},{label}" for image, label in zip(inputs, labels, strict=True)]
             (folder / f"{part}.csv").write_text("\n".join(["bright,label", *rows]))
             arguments = TableArguments(columns=("bright",), test="test.csv")
-    return TaskSpec(form, devices=2, data_dir=str(folder), arguments=arguments)
+    return TaskSpec(name=form, devices=2, data_dir=str(folder), arguments=arguments)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -69,14 +69,14 @@ def test_public_data_may_have_one_class(tmp_path: Path) -> None:
 def test_named_files_with_more_classes_than_names_are_told_by_number(tmp_path: Path) -> None:
     spec_of("idx", tmp_path, [0, 1, 0, 1], [0, 12])
     with pytest.raises(ValueError, match="test examples have the label '12', which no"):
-        load_task(TaskSpec("mnist", devices=2, data_dir=str(tmp_path)))
+        load_task(TaskSpec(name="mnist", devices=2, data_dir=str(tmp_path)))
 
 
 def test_classes_that_a_user_declares_of_texts_may_be_tested_on_alone(tmp_path: Path, tokenizer: str) -> None:
     write_lines(tmp_path / "train.jsonl", *({"text": text, "label": text} for text in ("good", "bad")))
     write_lines(tmp_path / "test.jsonl", {"text": "not", "label": "not"})
     arguments = OwnTextArguments(tokenizer=tokenizer, test="test.jsonl", classes=("bad", "good", "not"))
-    task = load_task(TaskSpec("text", devices=2, data_dir=str(tmp_path), arguments=arguments))
+    task = load_task(TaskSpec(name="text", devices=2, data_dir=str(tmp_path), arguments=arguments))
     assert (task.classes, task.test.labels.tolist()) == (3, [2])
 
 

@@ -49,7 +49,7 @@ def said(device, names=("a", "b"), *, form=GRAY, examples=4, test=1, sums=(800.0
 
 
 def spec_of(folder, task="npz", **given):
-    return TaskSpec(task, devices=given.pop("devices", 4), data_dir=str(folder), partition="own", **given)
+    return TaskSpec(name=task, devices=given.pop("devices", 4), data_dir=str(folder), partition="own", **given)
 
 
 # What is agreed -------------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def test_numbers_of_images_are_split_whatever_they_are(tmp_path):
         (tmp_path / f"{number}.png").write_bytes(png((8, 8), 20 * number))
         rows.append(f'{{"file_name": "{number}.png", "label": 0.{number}}}\n')
     (tmp_path / "metadata.jsonl").write_text("".join(rows))
-    task = load_task(TaskSpec("images", devices=2, data_dir=str(tmp_path), arguments=gray()))
+    task = load_task(TaskSpec(name="images", devices=2, data_dir=str(tmp_path), arguments=gray()))
     assert (task.label_kind, len(task.train), len(task.test)) == ("numbers", 8, 2)
 
 
@@ -389,7 +389,7 @@ def test_a_data_set_on_disk(tmp_path):
 
 def test_images_may_be_dealt_out_as_well(tmp_path):
     image_folder(tmp_path, np.arange(40, dtype=np.uint8).reshape(10, 1, 2, 2), ["a", "b"] * 5)
-    task = load_task(TaskSpec("images", devices=2, data_dir=str(tmp_path), partition="iid", arguments=gray()))
+    task = load_task(TaskSpec(name="images", devices=2, data_dir=str(tmp_path), partition="iid", arguments=gray()))
     assert (len(task.train), len(task.test), task.label_names) == (8, 2, ("a", "b"))
     assert task.input_shape == (1, 2, 2)
 
@@ -398,7 +398,7 @@ def test_a_task_without_a_reader_is_refused():
     with pytest.raises(
         ValueError, match=r"'digits' has no reader for partition 'own': take one of npz, images, table, text"
     ):
-        TaskSpec("digits", devices=1, partition="own")
+        TaskSpec(name="digits", devices=1, partition="own")
 
 
 def test_each_simulated_device_has_a_folder(tmp_path):

@@ -84,7 +84,9 @@ def test_a_partition_by_class_is_refused_with_the_reason(partition: str, monkeyp
         f"partition '{partition}' deals .* the labels of the task 'brightness' are numbers: use 'iid' or 'natural'"
     )
     for examples in (None, 5) if partition == "dirichlet" else (None,):
-        spec = TaskSpec("brightness", 4, partition=partition, strong_devices=1, examples_per_device=examples)
+        spec = TaskSpec(
+            name="brightness", devices=4, partition=partition, strong_devices=1, examples_per_device=examples
+        )
         with pytest.raises(ValueError, match=message):
             load_task(spec)
 

@@ -41,7 +41,7 @@ def test_images_and_signals_are_read_as_they_were_written(
     tmp_path: Path, shape: tuple[int, ...], dtype: Any, input_shape: tuple[int, ...]
 ) -> None:
     train, test = made(40, *shape, dtype=dtype), made(12, *shape, dtype=dtype)
-    task = load_task(TaskSpec("npz", devices=4, data_dir=write(tmp_path, train, test)))
+    task = load_task(TaskSpec(name="npz", devices=4, data_dir=write(tmp_path, train, test)))
     assert task.input_shape == input_shape
     assert (len(task.train), len(task.test), task.classes) == (40, 12, 3)
     native = torch.uint8 if dtype == np.uint8 else torch.float32
@@ -68,7 +68,7 @@ def test_groups_are_the_natural_partition(tmp_path: Path) -> None:
     train = made(12, 9, 8) | {"groups": np.array([500, -3, 7] * 4, np.int32)}
     folder = write(tmp_path, train, made(3, 9, 8))
     assert npz.load(folder).natural_ids.tolist() == [2, 0, 1] * 4
-    task = load_task(TaskSpec("npz", devices=3, data_dir=folder, partition="natural"))
+    task = load_task(TaskSpec(name="npz", devices=3, data_dir=folder, partition="natural"))
     assert sorted(sorted(task.shard(device).train.tolist()) for device in range(3)) == [
         [0, 3, 6, 9],
         [1, 4, 7, 10],
@@ -79,7 +79,7 @@ def test_groups_are_the_natural_partition(tmp_path: Path) -> None:
 def test_without_groups_there_is_no_natural_partition(tmp_path: Path) -> None:
     folder = write(tmp_path, made(12, 9, 8), made(3, 9, 8))
     with pytest.raises(ValueError, match=r"npz with the array groups in train\.npz"):
-        load_task(TaskSpec("npz", devices=3, data_dir=folder, partition="natural"))
+        load_task(TaskSpec(name="npz", devices=3, data_dir=folder, partition="natural"))
 
 
 def test_changed_files_are_read_again(tmp_path: Path) -> None:

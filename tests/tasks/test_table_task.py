@@ -1,7 +1,6 @@
 """Rows of numbers in CSV, TSV and JSON lines: what is read, and what is told of other files."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ CSV = "weight,kind,note,height\n2,cat,soft,1.5\n4,dog,,-2\n8,cat,x,1e3\n"
 
 
 def spec_of(folder, arguments=ARGUMENTS, **given):
-    return TaskSpec("table", devices=4, data_dir=str(folder), partition="own", arguments=arguments, **given)
+    return TaskSpec(name="table", devices=4, data_dir=str(folder), partition="own", arguments=arguments, **given)
 
 
 def problem(folder, arguments=ARGUMENTS):
@@ -118,7 +117,7 @@ def test_columns_far_from_zero_keep_their_differences_where_devices_agree(tmp_pa
     assert agreed == agree(said[::-1], Declared(), 1000)[0]
     assert agreed.mean == pytest.approx(rows.mean(axis=0), rel=1e-15)
     assert agreed.std == pytest.approx(rows.std(axis=0), rel=1e-6)
-    task = load_task(replace(spec, agreed=agreed)).for_device(1)
+    task = load_task(spec.model_copy(update={"agreed": agreed})).for_device(1)
     expected = (each[1] - rows.mean(axis=0)) / rows.std(axis=0)
     assert task.prepare(task.train.inputs, augment=None)[:, :, 0].numpy() == pytest.approx(expected, abs=1e-5)
 
@@ -252,7 +251,7 @@ def test_arguments_are_checked(values, why):
 def test_rows_may_be_dealt_out_as_well(tmp_path):
     rows = [f"{number},{-number},{'cat' if number % 2 else 'dog'}" for number in range(20)]
     (tmp_path / "train.csv").write_text("\n".join(["height,weight,kind", *rows]))
-    spec = TaskSpec("table", devices=2, data_dir=str(tmp_path), arguments=ARGUMENTS)
+    spec = TaskSpec(name="table", devices=2, data_dir=str(tmp_path), arguments=ARGUMENTS)
     task = load_task(spec)
     assert (len(task.train), len(task.test), task.label_names, task.input_shape) == (16, 4, ("cat", "dog"), (2, 1))
     assert task.normalization[0].tolist() == pytest.approx(task.train.inputs.mean(dim=0)[:, 0].tolist())
@@ -260,7 +259,7 @@ def test_rows_may_be_dealt_out_as_well(tmp_path):
 
 def dealt_out(folder, rows, arguments=ARGUMENTS):
     (folder / "train.csv").write_text("\n".join(["height,weight,kind", *rows]))
-    return load_task(TaskSpec("table", devices=2, data_dir=str(folder), arguments=arguments))
+    return load_task(TaskSpec(name="table", devices=2, data_dir=str(folder), arguments=arguments))
 
 
 @pytest.mark.parametrize("label", [lambda number: f"{number / 7:g}", lambda number: str(100 * number)])

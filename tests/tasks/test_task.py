@@ -1,6 +1,5 @@
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +42,23 @@ def test_a_spec_survives_json() -> None:
     [
         ({"name": "fashion-mnst"}, "unknown task 'fashion-mnst', did you mean 'fashion-mnist'"),
         ({"name": "xyzzy"}, "unknown task 'xyzzy'.* Valid: digits, mnist"),
-        ({"name": ["digits"]}, r"unknown task \['digits'\]"),
-        ({"partition": "dirichlett"}, "unknown partition 'dirichlett', did you mean 'dirichlet'"),
-        ({"alpha": 0}, "alpha must be a number above 0, got 0"),
-        ({"alpha": -0.5}, "alpha must be a number above 0, got -0.5"),
-        ({"alpha": float("nan")}, "alpha must be"),
-        ({"alpha": float("inf")}, "alpha must be"),
-        ({"alpha": "0.5"}, "alpha must be a number above 0, got '0.5'"),
-        ({"devices": 0}, "devices must be a whole number of at least 1, got 0"),
-        ({"devices": 2.5}, "devices must be a whole number"),
-        ({"devices": True}, "devices must be a whole number"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"test_fraction": 1.0}, "test_fraction must be a number from 0 to below 1, got 1.0"),
-        ({"test_fraction": -0.1}, "test_fraction must be"),
-        ({"examples_per_device": 0}, "examples_per_device must be a whole number of at least 1"),
+        ({"name": ["digits"]}, r"name = \['digits'\]: must be a text"),
+        ({"partition": "dirichlett"}, "partition = 'dirichlett': must be 'iid', 'dirichlet', 'natural'"),
+        ({"alpha": 0}, "alpha = 0: must be above 0"),
+        ({"alpha": -0.5}, "alpha = -0.5: must be above 0"),
+        ({"alpha": float("nan")}, "alpha = nan: must be a finite number"),
+        ({"alpha": float("inf")}, "alpha = inf: must be a finite number"),
+        ({"alpha": "0.5"}, "alpha = '0.5': must be a number"),
+        ({"devices": 0}, "devices = 0: must be at least 1"),
+        ({"devices": 2.5}, "devices = 2.5: must be a whole number"),
+        ({"devices": True}, "devices = True: must be a whole number"),
+        ({"seed": -1}, "seed = -1: must be at least 0"),
+        ({"test_fraction": 1.0}, "test_fraction = 1.0: must be below 1"),
+        ({"test_fraction": -0.1}, "test_fraction = -0.1: must be at least 0"),
+        ({"examples_per_device": 0}, "examples_per_device = 0: must be at least 1"),
         ({"examples_per_device": 5, "partition": "natural"}, "does not go with partition 'natural'"),
-        ({"data_dir": None}, "data_dir must be a text"),
-        ({"alhpa": 0.5}, "unknown field of a task spec 'alhpa', did you mean 'alpha'"),
+        ({"data_dir": None}, "data_dir = None: must be a text"),
+        ({"alhpa": 0.5}, "there should be no key 'alhpa'"),
     ],
 )
 def test_a_wrong_spec_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -68,9 +67,9 @@ def test_a_wrong_spec_is_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_spec_that_is_incomplete_or_none() -> None:
-    with pytest.raises(ValueError, match="needs the field 'devices'"):
+    with pytest.raises(ValueError, match="the key 'devices' is missing"):
         TaskSpec.from_json({"name": "digits"})
-    with pytest.raises(ValueError, match="an object with named fields"):
+    with pytest.raises(ValueError, match="it must be an object"):
         TaskSpec.from_json(["digits", 20])  # type: ignore[arg-type]
 
 
@@ -332,7 +331,7 @@ def test_strong_and_weak_devices_test_on_the_test_set() -> None:
 
 
 def test_strong_devices_may_test_on_the_whole_test_set() -> None:
-    task, shares = load_task(replace(STRONG, strong_test="whole")), load_task(STRONG)
+    task, shares = load_task(STRONG.model_copy(update={"strong_test": "whole"})), load_task(STRONG)
     for device in (0, 1):
         inputs, labels = task.own_test(device)
         assert torch.equal(inputs, task.test.inputs)
@@ -355,8 +354,8 @@ def test_other_devices_test_on_what_they_keep() -> None:
     [
         ({"strong_devices": 0}, "needs strong_devices from 1 to 11, got 0"),
         ({"strong_devices": 12}, "needs strong_devices from 1 to 11, got 12"),
-        ({"strong_devices": 1.0}, "strong_devices must be a whole number"),
-        ({"strong_share": 1}, "strong_share must be a number between 0 and 1, got 1"),
+        ({"strong_devices": 1.0}, "strong_devices = 1.0: must be a whole number"),
+        ({"strong_share": 1}, "strong_share = 1: must be below 1"),
         ({"strong_test": "half"}, "strong_test"),
         ({"test_fraction": 0.1}, "test_fraction and examples_per_device do not go with it"),
         ({"examples_per_device": 5}, "test_fraction and examples_per_device do not go with it"),

@@ -22,7 +22,7 @@ def load(
     name: str, folder: Path | str, tokenizer: str, *, partition: str = "iid", devices: int = 1, **more: Any
 ) -> Task:
     given = read_arguments(name, TASKS[name].arguments, {"tokenizer": tokenizer, **more})
-    return load_task(TaskSpec(name, devices, data_dir=str(folder), partition=partition, arguments=given))
+    return load_task(TaskSpec(name=name, devices=devices, data_dir=str(folder), partition=partition, arguments=given))
 
 
 # TREC -----------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from wildflower.tasks.tokens import load_tokenizer
 
 def load(folder: Path | str, tokenizer: str, *, devices: int = 2, partition: str = "iid", **arguments: Any) -> Task:
     given = read_arguments("text", TASKS["text"].arguments, {"tokenizer": tokenizer, **arguments})
-    return load_task(TaskSpec("text", devices, data_dir=str(folder), partition=partition, arguments=given))
+    return load_task(TaskSpec(name="text", devices=devices, data_dir=str(folder), partition=partition, arguments=given))
 
 
 def examples(folder: Path, *rows: dict[str, Any]) -> Path:

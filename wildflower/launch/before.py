@@ -138,9 +138,9 @@ def check_disk(engine: Engine, config: RunConfig, run_dir: Path) -> Iterator[str
         raise PermissionError(f"output-dir: nothing can be written in {there}: name a folder of your own")
     state_bytes = sum(tensor.nbytes for tensor in engine.state().tensors.values())
     # One more checkpoint while the newest is written, and the models of all tiers.
-    needed_bytes = (config.keep_checkpoints + 2) * state_bytes
+    needed_bytes = (config.checkpoints.keep + 2) * state_bytes
     if (free_bytes := shutil.disk_usage(there).free) < needed_bytes:
         yield (
             f"{there} has {bytes_text(free_bytes)} free, and the run's checkpoints and models take about "
-            f"{bytes_text(needed_bytes)}: make room, set a smaller keep-checkpoints, or another output-dir"
+            f"{bytes_text(needed_bytes)}: make room, set a smaller checkpoints.keep, or another output-dir"
         )

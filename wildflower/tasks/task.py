@@ -6,25 +6,21 @@ import hashlib
 import json
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from wildflower.tasks import (
-    partition,
-    texts,
-)
+from wildflower.tasks import texts
 from wildflower.tasks.data import Data, DataSet
 from wildflower.tasks.device_data import Agreed, UnfitError, fitted
 from wildflower.tasks.inputs import crop_and_flip, readable
 from wildflower.tasks.labels import NO_LABEL, LabelKind, alike
 from wildflower.tasks.losses import usual_loss
 from wildflower.tasks.metrics import METRICS, Metric, usual_metric
-from wildflower.tasks.spec import BY_CLASS, TASKS, Kind, TaskSpec, folder_of, kind_of, load_data_set, own_data
+from wildflower.tasks.partitions import PARTITIONS, Shard
+from wildflower.tasks.spec import TASKS, Kind, TaskSpec, folder_of, kind_of, load_data_set, own_data
 
 __all__ = ["TASKS", "Agreed", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
@@ -37,17 +33,6 @@ def _check_name(metric: Metric) -> None:
         raise ValueError(f"the name {metric.name!r} is that of another metric: give {type(metric).__name__} its own")
     if not metric.name.isidentifier():
         raise ValueError(f"the name of a metric has letters, digits and underscores, {metric.name!r} has others")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One device's examples: indices into the task's training data, int64; no index is in both.
-
-    Where devices test on parts of the test set, `test` is empty; `Task.own_test` knows both cases.
-    """
-
-    train: Tensor
-    test: Tensor
 
 
 class Task:
@@ -80,45 +65,17 @@ class Task:
         self.family = kind.family
         self._crop_padding = kind.crop_padding
         self._flip = kind.flip
-        self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
         self.remarks = data.remarks
         self._natural_ids = data.natural_ids
-        if spec.partition == "own":
-            return  # the one device that these data are of has all of them
-        by_class = self.label_kind == "classes"
-        if not by_class and spec.partition in BY_CLASS:
+        kind_of_partition = PARTITIONS[spec.partition]
+        if kind_of_partition.by_class and self.label_kind != "classes":
             others = "'iid'" if data.natural_ids is None else "'iid' or 'natural'"
             raise ValueError(
                 f"partition {spec.partition!r} deals out examples by their class, and the labels of the task "
                 f"{spec.name!r} are {self.label_kind}: use {others}"
             )
-        if spec.partition == "strong-and-weak":
-            self._index, self._test_index = partition.strong_and_weak(
-                data.train.labels.numpy(),
-                data.test.labels.numpy(),
-                strong=spec.strong_devices,
-                share=spec.strong_share,
-                alpha=spec.alpha,
-                devices=spec.devices,
-                seed=spec.seed,
-            )
-        elif spec.examples_per_device is None:
-            self._index = partition.divide(
-                spec.partition,
-                # Other partitions than by class ask only how many there are.
-                labels=data.train.labels.numpy() if by_class else np.zeros(len(data.train), dtype=np.int64),
-                natural_ids=None if data.natural_ids is None else data.natural_ids.numpy(),
-                alpha=spec.alpha,
-                devices=spec.devices,
-                seed=spec.seed,
-                # Who has which classes is part of an experiment, such as the strongest device the most.
-                in_order=data.label_sets is not None,
-            )
-        elif spec.examples_per_device > len(data.train):
-            raise ValueError(
-                f"examples-per-device = {spec.examples_per_device} is more than the {len(data.train)} training examples"
-            )
+        self._partition = kind_of_partition(spec, data, in_time=kind.in_time)
 
     def identity(self) -> dict[str, Any]:
         """Return what identifies these data, as a run records it: counts, shape and a hash.
@@ -142,92 +99,45 @@ class Task:
             "sha256": hashed.hexdigest(),
         }
 
-    @cached_property
-    def _members(self) -> list[np.ndarray]:
-        """The training examples of each class for a Dirichlet partition, all in one group for iid."""
-        if self.spec.partition == "iid":
-            return [np.arange(len(self.train))]
-        labels = self.train.labels.numpy()
-        return [np.flatnonzero(labels == label) for label in range(self.classes)]
-
     def shard(self, device: int) -> Shard:
-        """The examples of one device, the same on every machine; at least one is for training.
+        """Return the examples of one device, the same on every machine; at least one is for training.
 
         IndexError unless 0 <= device < spec.devices.
         """
-        spec = self.spec
         self._check(device)
-        if spec.partition == "own" and len(self.test):
-            return Shard(train=torch.arange(len(self.train)), test=torch.arange(0))
-        if spec.partition == "own":
-            examples = np.arange(len(self.train))
-        elif spec.examples_per_device is None:
-            examples = self._index[device]
-        else:
-            examples = partition.draw(
-                self._members,
-                alpha=None if spec.partition == "iid" else spec.alpha,
-                device=device,
-                seed=spec.seed,
-                examples=spec.examples_per_device,
-            )
-        training = self._for_training(len(examples))
-        if spec.partition == "natural" and self._in_time:
-            # In order of time, so that nothing that is tested occurs in what comes before.
-            ordered = torch.from_numpy(np.sort(examples))
-            return Shard(train=ordered[:training], test=ordered[training:])
-        shuffled = torch.from_numpy(np.random.default_rng([spec.seed, device, 1]).permutation(examples))
-        for_test = len(examples) - training
-        return Shard(train=shuffled[for_test:], test=shuffled[:for_test])
+        return self._partition.shard(device)
 
     def own_test(self, device: int) -> tuple[Tensor, Tensor]:
-        """Inputs, as stored, and labels that a device tests on; IndexError unless 0 <= device < spec.devices.
+        """Return inputs, as stored, and labels that a device tests on; IndexError unless 0 <= device < spec.devices.
 
         They are those kept from its own examples, of which there may be none, or its part of the test set or all of it.
         """
-        if self.spec.partition == "own" and len(self.test):
-            return self.test.inputs, self.test.labels
+        self._check(device)
+        part = self._partition.tests(device)
+        if part is not None:
+            return self.test.inputs[part], self.test.labels[part]
         kept = self.shard(device).test
-        if self.spec.partition != "strong-and-weak":
-            return self.train.inputs[kept], self.train.labels[kept]
-        if self._tests_on_all(device):
-            return self.test.inputs, self.test.labels
-        part = torch.from_numpy(self._test_index[device])
-        return self.test.inputs[part], self.test.labels[part]
+        return self.train.inputs[kept], self.train.labels[kept]
 
     def training_examples(self, device: int) -> int:
-        """How many examples `shard(device)` has for training, without drawing them; IndexError as there."""
-        return self._for_training(self._examples(device))
+        """Return how many examples `shard(device)` has for training, without drawing them; IndexError as there."""
+        self._check(device)
+        return self._partition.training_examples(device)
 
     def test_examples(self, device: int) -> int:
-        """How many examples `own_test(device)` has, without drawing them; IndexError as there."""
-        if self.spec.partition == "own" and len(self.test):
-            return len(self.test)
-        if self.spec.partition == "strong-and-weak":
-            self._check(device)
-            return len(self.test.labels) if self._tests_on_all(device) else len(self._test_index[device])
-        return self._examples(device) - self.training_examples(device)
-
-    def _tests_on_all(self, device: int) -> bool:
-        return self.spec.strong_test == "whole" and device < self.spec.strong_devices
-
-    def _examples(self, device: int) -> int:
+        """Return how many examples `own_test(device)` has, without drawing them; IndexError as there."""
         self._check(device)
-        if self.spec.partition == "own":
-            return len(self.train)
-        return self.spec.examples_per_device or len(self._index[device])
+        part = self._partition.tests(device)
+        if part is not None:
+            return len(self.test.labels[part])
+        return self._partition.count(device) - self._partition.training_examples(device)
 
     def _check(self, device: int) -> None:
         if not 0 <= device < self.spec.devices:
             raise IndexError(f"device {device} is not one of 0 to {self.spec.devices - 1}")
 
-    def _for_training(self, examples: int) -> int:
-        if self.spec.partition == "own" and len(self.test):
-            return examples  # the device has a test set of its own
-        return examples - min(round(self.spec.test_fraction * examples), examples - 1)
-
     def label_set(self, device: int) -> Tensor | None:
-        """The numbers, ascending, of the classes that a device has; None where it has all.
+        """Return the numbers, ascending, of the classes that a device has; None where it has all.
 
         A device has its source's, and device n is source n: see `label_sets`. IndexError unless it is one of
         0 to spec.devices - 1.
@@ -238,7 +148,7 @@ class Task:
         return self.label_sets[device].nonzero().flatten()
 
     def for_device(self, device: int) -> Task:
-        """The task as a device has it: loss and scores are over the classes of its label set alone.
+        """Return the task as a device has it: loss and scores are over the classes of its label set alone.
 
         Outputs of other classes are no answers, as if the head had none: they get no gradient. Under the partition
         "own" its examples are those of its folder as it is now; UnfitError where they do not fit what was agreed.
@@ -253,7 +163,7 @@ class Task:
         return found
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """A model's outputs (batch, classes, ...) with those of classes that the device does not have out of reach."""
+        """Return a model's outputs (batch, classes, ...) with those of classes that the device lacks out of reach."""
         if self._only is None:
             return outputs
         # Not minus infinity: times a probability of 0, of which losses may have some, it is no number.
@@ -261,11 +171,11 @@ class Task:
         return outputs.masked_fill(foreign, torch.finfo(outputs.dtype).min)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of a batch, from a model's outputs."""
+        """Return the mean loss of a batch, from a model's outputs."""
         return self._loss(self.answers(outputs), labels)
 
     def summed_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The sum of the losses of a batch's examples."""
+        """Return the sum of the losses of a batch's examples."""
         return self._loss(self.answers(outputs), labels, reduction="sum")
 
     def class_counts(self, examples: Tensor) -> Tensor:
@@ -280,14 +190,14 @@ class Task:
         return None if self._mean is None or self._std is None else (self._mean, self._std)
 
     def batch(self, inputs: Tensor, labels: Tensor, *, augment: Generator | None) -> tuple[Tensor, Tensor]:
-        """What a model reads, and its labels: `prepare`, with the labels of tokens cut as the texts are."""
+        """Return what a model reads, and its labels: `prepare`, with the labels of tokens cut as the texts are."""
         prepared = self.prepare(inputs, augment=augment)
         if self.vocabulary is not None and self.label_kind == "classes of tokens":
             labels = labels[:, : prepared.shape[1]]
         return prepared, labels
 
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
-        """Inputs as stored to what a model reads.
+        """Turn inputs as stored into what a model reads.
 
         Tokens (batch, sequence) become int64, and texts are cut to the longest of the batch. Images (batch, channels,
         height, width) and signals (batch, channels, length) become float32 normalized per channel; with a generator,
@@ -301,7 +211,7 @@ class Task:
 
 @lru_cache(maxsize=8)
 def load_task(spec: TaskSpec) -> Task:
-    """The task of a spec, kept for the life of the process.
+    """Return the task of a spec, kept for the life of the process.
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong, or when classes cannot be
     learned from these examples; both say what is right.
@@ -347,13 +257,13 @@ def _check_classes(spec: TaskSpec, data: DataSet) -> None:
 
 
 def _meant(name: str, names: Sequence[str]) -> str:
-    """Which label is rather meant, in words before an advice; "" where none looks like it."""
+    """Return which label is rather meant, in words before an advice; "" where none looks like it."""
     meant = [group for group in alike([name, *names]) if name in group and len(group) > 1]
     return f"write {name!r} as {next(each for each in meant[0] if each != name)!r} if that is meant, " if meant else ""
 
 
 def device_task(spec: TaskSpec, device: int) -> Task:
-    """The task with the examples of one device's folder, as they are now; UnfitError where they do not fit."""
+    """Return the task with the examples of one device's folder, as they are now; UnfitError where they do not fit."""
     if not 0 <= device < spec.devices:
         raise IndexError(f"device {device} is not one of 0 to {spec.devices - 1}")
     if spec.agreed is None:
