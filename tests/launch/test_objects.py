@@ -404,4 +404,18 @@ def test_a_script_runs_and_its_experiment_runs_again_with_the_same_bits():
     run = partial(subprocess.run, check=True, env={**__import__("os").environ, "PYTHONPATH": str(ROOT)})
     run([sys.executable, "script.py"])
     again = wf.run("runs/one/experiment/experiment.toml", run_name="two", workers=1)
-    assert list(again.rounds["loss"]) == list(wf.load("runs/one").rounds["loss"])
+    first = wf.load("runs/one")
+    assert list(again.rounds["loss"]) == list(first.rounds["loss"])
+    # The models come out in memory, as the class they are of, and read what the run was given.
+    network = first.model("2-GB")
+    assert (type(network).__name__, network.first.weight.shape) == ("Net", (8, 12))
+    inputs = np.random.default_rng(0).normal(size=(90, 12)).astype(np.float32)
+    answers = first.predict(inputs, "2-GB")
+    assert (answers.shape, set(answers.tolist()) <= {0, 1, 2}) == ((90,), True)
+    right = float((answers == inputs[:, :3].argmax(axis=1)).mean())
+    assert right > 0.4
+    with pytest.raises(wf.SettingsError, match=r"inputs have shape \(2, 3\), and must be \(examples, 12\)"):
+        first.predict(np.zeros((2, 3)))
+    assert list(first.overview.columns)[:3] == ["delivered_score, %", "score, %", "loss"]
+    assert len(first.overview.columns) <= 12
+    assert first.overview.loc[2, "score, %"] == pytest.approx(100 * first.rounds.loc[2, "score"], abs=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +73,21 @@ def data_set_of(data: object, label: str | None, test: object, *, flat: bool) ->
         tests = _joined(of_tests, "test")
     found = _data_set(train, tests, flat)
     return replace(found, natural_ids=source, in_order=True) if devices else found, len(devices)
+
+
+def inputs_as(inputs: object, shape: Sequence[int], dtype: str) -> Tensor:
+    """Return inputs as a run stores them; SettingsError where they have another shape or type."""
+    found = _tensor(inputs, "inputs")
+    if tuple(found.shape[1:]) != tuple(shape) and math.prod(found.shape[1:]) == math.prod(shape) and shape[-1:] == [1]:
+        found = found.reshape(len(found), *shape)
+    kind = getattr(torch, dtype)
+    if tuple(found.shape[1:]) != tuple(shape):
+        raise SettingsError(
+            f"inputs have shape {tuple(found.shape)}, and must be (examples, {', '.join(map(str, shape))})"
+        )
+    if found.dtype != kind and not (kind.is_floating_point and found.dtype.is_floating_point):
+        raise SettingsError(f"inputs are {found.dtype}, and those of the run are {kind}")
+    return found.to(kind)
 
 
 # Forms of data -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wildflower.launch.experiment_file import write_toml
 from wildflower.launch.objects import EXPERIMENT, FOLDER
 from wildflower.launch.showing import summary_rows
@@ -20,6 +22,17 @@ from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary
 if TYPE_CHECKING:
     import pandas as pd
     from pydantic import BaseModel
+    from torch import nn
+
+    from wildflower.server_app.models import Which
+
+
+MAX_COLUMNS = 12
+PREDICTED_TOGETHER = 256
+OVERVIEW = (
+    *("delivered_score", "score", "loss", "personal_score", "simulated_seconds"),
+    *("training_bytes_down", "training_bytes_up", "memory_utilisation", "wall_seconds"),
+)
 
 
 class Run:
@@ -85,6 +98,60 @@ class Run:
         finished = self.summary.rounds
         records = [record for record in read_devices(self.folder) if record.round <= finished]
         return _frame(records, DeviceRecord, whole=("architecture",))
+
+    @property
+    def overview(self) -> pd.DataFrame:
+        """Those of `rounds` that are looked at first, as the terminal shows them: shares in percent."""
+        scale = self.summary.scale
+        columns = [column for column in OVERVIEW if column in self.rounds and self.rounds[column].notna().any()]
+        tiers = [column for column in self.rounds if str(column).startswith("delivered_score_by_tier.")]
+        found = self.rounds[[*columns, *tiers][:MAX_COLUMNS]].copy()
+        for column in found:
+            share = str(column).endswith("utilisation") or (scale.is_share and "score" in str(column))
+            found[column] = (100 * found[column]).round(2) if share else found[column].round(4)
+        shares = scale.is_share and {c: f"{c}, %" for c in found if "score" in str(c)}
+        used = {c: f"{c}, %" for c in found if str(c).endswith("utilisation")}
+        return found.rename(columns={**(shares or {}), **used})
+
+    def model(self, tier: str | None = None, which: Which = "best") -> nn.Module:
+        """Return a trained model, in evaluation mode, which reads normalized inputs (`predict` normalizes them).
+
+        Args:
+            tier: whose model; None is the global one.
+            which: of the "best" evaluation, or of the "newest".
+
+        Raises ModelError where the run has none.
+        """
+        from wildflower.models.any_network import AnyNetwork
+        from wildflower.server_app.models import load_model
+
+        network, _ = load_model(self.folder, which, tier)
+        return network.module if isinstance(network, AnyNetwork) else network
+
+    def predict(self, inputs: object, tier: str | None = None, which: Which = "best") -> np.ndarray:
+        """Return what a trained model says of inputs as they were given to the run, one answer for each.
+
+        Answers are the names of classes, their numbers where they have no names, or numbers where these were learned.
+
+        Args:
+            inputs: an array or a tensor (examples, ...).
+            tier, which: as of `model`.
+        """
+        import torch
+
+        from wildflower.launch.given_data import inputs_as
+        from wildflower.server_app.models import load_model, modules_of
+
+        with modules_of(self.folder):
+            network, info = load_model(self.folder, which, tier)
+            stored = inputs_as(inputs, info.input_shape, info.input_dtype)
+            with torch.inference_mode():
+                said = [network(info.prepare(part)) for part in stored.split(PREDICTED_TOGETHER)]
+        outputs = torch.cat(said)
+        if info.classes == 1:
+            return outputs.reshape(len(outputs), -1)[:, 0].numpy()
+        answers = outputs.argmax(dim=1).numpy()
+        return np.array(info.label_names)[answers] if info.label_names else answers
 
     @property
     def report(self) -> Path:
