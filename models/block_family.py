@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, check_cut
+from wildflower.models.base import Family
 from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
 from wildflower.models.frozen import marked, without_gradients
+from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import Block, Channels, Layer, Norm, Scale, TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.placement import CLASSES, INPUT, Placement, Select, kept_channels, leading, place
-from wildflower.models.training_step import distinct_convolutions, price_of_blocks
-from wildflower.plugins.nearest import nearest_part
+from wildflower.models.placement import CLASSES, INPUT, Placement, Select, leading, place
+from wildflower.models.training_step import Step
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class BlockFamily(Family):
+class BlockFamily(GroupFamily):
     """A family whose networks are blocks of described layers (`wildflower.models.layers`), cut by channel groups.
 
     The same description builds a sub-model, names its tensors and prices it.
@@ -46,102 +44,16 @@ class BlockFamily(Family):
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """Layers that an architecture may leave out, in order: name -> the groups inside, which are then all 0.
-
-        Of a family with several exits these are the segments behind the first; what stays must end at an exit.
-        """
+        """Of a family with several exits the segments behind the first, and else none."""
         return dict(list(self.segments.items())[1:])
 
     @abstractmethod
     def blocks(self, arch: Architecture) -> list[Block]:
         """Return the pieces of the architecture in order of computation."""
 
-    # Architectures
-
-    def architecture(
-        self, widths: Mapping[str, int] | None = None, without: Collection[str] = (), kernel: int | None = None
-    ) -> Architecture:
-        """Return an architecture by names: what is not named is full.
-
-        Args:
-            widths: group -> kept channels.
-            without: removable layers to leave out; their groups become 0.
-            kernel: side of all elastic kernels.
-        """
-        widths = widths or {}
-        for what, given, known in (("group", widths, self.groups), ("removable layer", without, self.removable)):
-            for key in given:
-                if key not in known:
-                    raise ValueError(f"{self.name} has no {what} {key!r}; {nearest_part(key, known)}")
-        left_out = {group for layer in without for group in self.removable[layer]}
-        arch = Architecture(
-            tuple(0 if group in left_out else widths.get(group, full) for group, full in self.groups.items()),
-            tuple(kernel or full for full in self.kernels.values()),
-        )
-        self.validate(arch)
-        return arch
-
-    def smallest(self) -> Architecture:
-        """Return the architecture with one channel in every group and without all removable layers."""
-        return self.architecture(dict.fromkeys(self.groups, 1), self.removable, kernel=3 if self.kernels else None)
-
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
-        """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
-        check_cut(self.name, len(self.segments), exit, rate)
-        widths = {group: kept_channels(full, rate, rounding) for group, full in self.groups.items()}
-        return self.architecture(widths, without=list(self.segments)[exit:])
-
-    def sample(self, rng: np.random.Generator) -> Architecture:
-        """Draw an exit, or a coin for every removable layer; kernels, and the width of every kept group (uniform)."""
-        if len(self.segments) > 1:
-            without = list(self.segments)[int(rng.integers(1, len(self.segments) + 1)) :]
-        else:
-            without = [layer for layer in self.removable if rng.random() < 0.5]
-        arch = self.architecture({g: int(rng.integers(1, full + 1)) for g, full in self.groups.items()}, without)
-        sides = tuple(3 + 2 * int(rng.integers((full - 1) // 2)) for full in self.kernels.values())
-        return replace(arch, kernels=sides)
-
-    def validate(self, arch: Architecture) -> None:
-        """Raise ValueError that names the entry out of bounds and its bound."""
-        for what, given, known in (("widths", arch.widths, self.groups), ("kernels", arch.kernels, self.kernels)):
-            if len(given) != len(known):
-                raise ValueError(f"{self.name}: {len(given)} {what}, but there are {len(known)}: {', '.join(known)}")
-        widths = dict(zip(self.groups, arch.widths, strict=True))
-        inside = {group for groups in self.removable.values() for group in groups}
-        for group, full in self.groups.items():
-            if widths[group] == 0 and group not in inside:
-                raise ValueError(
-                    f"{self.name}: width of {group} must be 1 to {full}, not 0: what follows needs this layer; "
-                    f"layers that may be left out: {', '.join(self.removable) or 'none'}"
-                )
-            if not 0 <= widths[group] <= full:
-                raise ValueError(f"{self.name}: width of {group} must be 1 to {full}, not {widths[group]}")
-        for layer, groups in self.removable.items():
-            if len({widths[group] == 0 for group in groups}) > 1:
-                raise ValueError(f"{self.name}: widths of {', '.join(groups)} must all be 0 or none, they are {layer}")
-        missing = ""
-        for head, groups in self.segments.items():
-            if widths[groups[0]] == 0:
-                missing = missing or head
-            elif missing:
-                raise ValueError(
-                    f"{self.name}: {head} is kept without {missing}, which is in front of it: a sub-model must end at "
-                    f"an exit ({', '.join(self.segments)}), with widths above 0 up to it and 0 behind it"
-                )
-        for (kernel, full), side in zip(self.kernels.items(), arch.kernels, strict=True):
-            if not 3 <= side <= full or side % 2 == 0:
-                raise ValueError(f"{self.name}: kernel {kernel} must be odd and 3 to {full}, not {side}")
-
-    def channels(self, arch: Architecture) -> dict[str, Channels]:
-        """Return the kept channels of every group, by group."""
-        return {
-            group: Channels(group, kept, full)
-            for (group, full), kept in zip(self.groups.items(), arch.widths, strict=True)
-        }
-
     @property
     def outputs(self) -> Channels:
-        """The classes, which are never cut."""
+        """Return the classes, which are never cut."""
         return Channels(CLASSES, self.classes, self.classes)
 
     def scaled(self, channels: Channels) -> tuple[Layer, ...]:
@@ -176,7 +88,7 @@ class BlockFamily(Family):
 
     @property
     def with_statistics(self) -> BlockFamily:
-        """The same family with running statistics."""
+        """Return the same family with running statistics."""
         return self if self.norm == "batch" else replace(self, norm="batch")
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
@@ -185,7 +97,7 @@ class BlockFamily(Family):
         What layers need whose input or weight has no gradient is not described.
         """
         if not self.freeze:
-            return price_of_blocks(self, arch, batch_size, optimizer)
+            return self._step(arch, batch_size, piling=not OPTIMIZERS[optimizer].accumulates).cost(optimizer)
         from wildflower.models.trace import follow  # only a server prices so: devices need not load it
 
         shape, dtype, accumulates = self.input_shape, self.input_dtype, OPTIMIZERS[optimizer].accumulates
@@ -194,7 +106,21 @@ class BlockFamily(Family):
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Return those of the layers."""
-        return distinct_convolutions(self, arch)
+        return self._step(arch, 1).convolutions
+
+    def inference_macs(self, arch: Architecture) -> int:
+        """Return the multiplications, each with an addition, of one example's forward pass.
+
+        This is what papers on architecture search call "FLOPs". Counted are those of convolutions, linear layers and
+        attention.
+        """
+        return self._step(arch, 1).macs
+
+    def _step(self, arch: Architecture, batch_size: int, *, piling: bool = True) -> Step:
+        self.validate(arch)
+        step = Step(batch_size, piling=piling)
+        step.run(self.blocks(arch), self.input_shape, self.classes, self.input_dtype.itemsize)
+        return step
 
 
 @dataclass(frozen=True)
@@ -218,7 +144,7 @@ class ImageFamily(BlockFamily):
 
     @property
     def inputs(self) -> Channels:
-        """The image's channels, which are never cut."""
+        """Return the image's channels, which are never cut."""
         return Channels(INPUT, self.input_shape[0], self.input_shape[0])
 
     def normalized(self, channels: Channels, name: str = "norm") -> tuple[Layer, ...]:
@@ -248,17 +174,17 @@ class ExitFamily(ImageFamily):
     @property
     @abstractmethod
     def parts(self) -> Mapping[int, tuple[str, ...]]:
-        """The numbers behind which an exit may be, in order -> the groups of that part of the network."""
+        """Return the numbers behind which an exit may be, in order -> the groups of that part of the network."""
 
     @cached_property
     def heads(self) -> Mapping[int, str]:
-        """The numbers of the parts with an exit behind them -> the name of its head."""
+        """Return the numbers of the parts with an exit behind them -> the name of its head."""
         *early, last = self.exits or list(self.parts)[-1:]
         return {part: f"exit{part}" for part in early} | {last: "head"}
 
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:
-        """All groups from one exit to the next."""
+        """Return all groups from one exit to the next."""
         segments: dict[str, tuple[str, ...]] = {}
         groups: tuple[str, ...] = ()
         for part, inside in self.parts.items():
@@ -289,7 +215,7 @@ def _without_memory(family: BlockFamily, arch: Architecture) -> Network:
 
 
 def _twin(module: M) -> M:
-    """A module of its own, with modules of its own inside, over the same parameters and buffers."""
+    """Return a module of its own, with modules of its own inside, over the same parameters and buffers."""
     twin = module.__new__(type(module))
     for name, value in module.__dict__.items():
         # What is changed in place must not be shared: an LSTM also lists its weights.
@@ -311,7 +237,7 @@ def _leading_placement(family: BlockFamily, arch: Architecture) -> Placement:
 
 
 def described(family: Family, who: str) -> BlockFamily:
-    """The family, for what reads descriptions of layers; ValueError where it has none."""
+    """Return the family, for what reads descriptions of layers; ValueError if it has none."""
     if not isinstance(family, BlockFamily):
         raise ValueError(
             f"{who} needs a family of described layers, such as resnet18 (docs/families.md): {family.name} is not one, "
