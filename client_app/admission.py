@@ -31,13 +31,14 @@ WAIT_SECONDS = 15.0
 HOLD = "WILDFLOWER_REFUSED_SECONDS"
 """Variable of the environment: how long a refused node waits before it ends, where it is started again in any case."""
 
-REVOKED = (
-    "the server takes this node's signature no more: its key was revoked, or this machine's clock is wrong. A revoked "
-    "device needs a new key (deploy/certs --add-node NAME), which is enrolled"
+NO_LONGER = (
+    "the server takes this node's signature no more: its key was revoked, this machine's clock is wrong, or the server "
+    "was started anew without its database. A revoked device needs a new key (deploy/certs --add-node NAME)"
 )
 UNKNOWN = (
-    "the server refuses this node's key: it was never enrolled, it was revoked, or another machine uses it. deploy/enroll registers keys, and "
-    "takes no revoked one again: such a device needs a new key (deploy/certs --add-node NAME)"
+    "the server refuses this node's key: it was never enrolled, it was revoked, or another machine uses it. "
+    "deploy/enroll registers keys, and takes no revoked one again: such a device needs a new key "
+    "(deploy/certs --add-node NAME)"
 )
 
 
@@ -113,7 +114,7 @@ def note_revoked(ends: list[int]) -> None:
     """Say once that the server takes this node's signature no more; Flower then ends the node as by Ctrl-C."""
     if not ends:
         ends.append(NO_MORE)
-        print(f"ERROR: {REVOKED}", file=sys.stderr, flush=True)
+        print(f"ERROR: {NO_LONGER}", file=sys.stderr, flush=True)
 
 
 def leaving_in_words(leave: Callable[..., NoReturn], server: str, ends: list[int]) -> Callable[..., NoReturn]:

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict
 from wildflower.client_app import frames, undo, work, worker
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.network import lighten
+from wildflower.models.weights import with_weights
 from wildflower.tasks.scoring import TestPart, score_batches, score_exit_batches, test_part
 from wildflower.tasks.task import TaskSpec, load_task
 

@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily
+from wildflower.models.block_family import BlockFamily
+from wildflower.models.frozen import without_gradients
 from wildflower.models.layers import Block, Channels, Layer
 from wildflower.models.network import Network
 from wildflower.plugins.nearest import nearest_part
@@ -186,7 +187,7 @@ class Choice(BlockFamily):
         network = Network([])
         for name, block in family.build(own).named_children():
             network.add_module(f"{member}_{name}", block)
-        return self._with_frozen(network)
+        return without_gradients(self, network)
 
     def initial(self) -> dict[str, Tensor]:
         """Return first weights of all members."""

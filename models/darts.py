@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
+from wildflower.models.base import check_cut, is_count
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
 
@@ -330,10 +330,7 @@ class Darts(ModuleFamily):
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
         """Return the one architecture, at any rate."""
-        if exit != 1:
-            raise ValueError(f"darts: exit must be 1, not {exit}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+        check_cut(self.name, 1, exit, rate)
         return self.full()
 
     def validate(self, arch: Architecture) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ImageFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ImageFamily
 from wildflower.plugins.nearest import nearest_part
 
 MIN_SIDE = 4

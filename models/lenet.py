@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ExitFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Channels, Flatten, Layer, Linear, Pool, Relu
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.layers import Block, Channels, Flatten, Layer, Linear, Relu
 from wildflower.models.placement import INPUT
 

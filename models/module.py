@@ -15,6 +15,7 @@ from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
+from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.held import fill_held, from_first_weights, held_tensors, lacks_values
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
@@ -43,7 +44,7 @@ class ModuleFamily(Family):
     def build(self, arch: Architecture) -> Network:
         """See `Family.build`."""
         self.validate(arch)
-        return self._with_frozen(self.network(arch))
+        return without_gradients(self, self.network(arch))
 
     def without_memory(self, arch: Architecture) -> Network:
         """See `Family.without_memory`. All but parameters has the values that it has on every device and when scored.
@@ -140,7 +141,7 @@ def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
     def axes(name: str, tensor: Tensor) -> tuple[Axis | Window | None, ...]:
         return tuple(Axis(CLASSES) if classes.get(name) == d else None for d in range(tensor.dim()))
 
-    return family._marked({name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in found.items()})
+    return marked(family, {name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in found.items()})
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,8 @@ from typing import ClassVar
 from torch import nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ExitFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Channels, GlobalPool, Layer, Linear, Relu, Relu6
 from wildflower.models.network import Network

@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family, described
+from wildflower.models.base import Family
+from wildflower.models.block_family import BlockFamily, described
 from wildflower.plugins.nearest import nearest_part
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, elementwise_footprint, mean_footprint, table_footprint
 from wildflower.models.layers import Block, Channels, Layer, Linear, Scaler, Stateless, TensorSpec, spec
 from wildflower.models.placement import Axis

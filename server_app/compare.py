@@ -9,10 +9,12 @@ from html import escape
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from wildflower.server_app.advice import advice_on
 from wildflower.server_app.charts import Chart, Line, line_chart
 from wildflower.server_app.compared_runs import Group, Run, differing_keys, grouped, load_run, replicates, scale_of_all
+from wildflower.server_app.comparison_figures import figure, latex, markdown, paper_columns
 from wildflower.server_app.config import defaults
 from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
 from wildflower.server_app.run_folder import JournalError, is_run
@@ -28,6 +30,9 @@ from wildflower.server_app.units import (
     time_unit,
 )
 from wildflower.tasks.metrics import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class Comparison:
         tables: of texts.
         html: a whole page with all this, and plots.
         csv: every evaluation of every run that is compared, one per line.
+        groups: the runs, those of one method together, and of several seeds.
+        scale: what their scores mean.
     """
 
     target: float | None
@@ -72,6 +79,8 @@ class Comparison:
     tables: list[TextTable]
     html: str
     csv: str
+    groups: list[Group]
+    scale: Scale
 
     def __repr__(self) -> str:
         return "\n".join(self.advice) or "<Comparison of one method>"
@@ -79,6 +88,26 @@ class Comparison:
     def __str__(self) -> str:
         """What `print` shows: the advice and the tables."""
         return "\n\n".join(["\n".join(self.advice), *map(_text, self.tables)]).strip()
+
+    def to_markdown(self) -> str:
+        """Return what a paper reports of each method as one table in Markdown, shares in percent."""
+        return markdown(*self._for_paper(), text_columns=2)
+
+    def to_latex(self) -> str:
+        """Return what a paper reports of each method as one table in LaTeX (booktabs), shares in percent."""
+        return latex(*self._for_paper(), text_columns=2)
+
+    def _for_paper(self) -> tuple[list[str], list[list[str]]]:
+        scores, _, costs, *_ = self.tables
+        return paper_columns([(scores.headers, scores.rows), (costs.headers, costs.rows)])
+
+    def plot(self, over: str | Sequence[str] | None = None) -> "Figure":
+        """Return a figure of Matplotlib: the mean over seeds, and one standard deviation around it as a band.
+
+        Args:
+            over: "rounds", "bytes", "hours" (simulated) or "memory", or several of these; None draws all.
+        """
+        return figure(self.groups, self.scale, over)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the advice and the tables."""
@@ -138,7 +167,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         blocks += [Heading(t.title), Table(t.headers, t.rows, t.text_columns)]
         if number == 0:
             blocks.append(Charts(_plots(groups, scale)))
-    return Comparison(target, advice, tables, page(f"{title} - Wildflower", title, blocks), _csv(groups))
+    return Comparison(target, advice, tables, page(f"{title} - Wildflower", title, blocks), _csv(groups), groups, scale)
 
 
 def _spread(values: Sequence[float | None], form: Callable[[float], str], missing: str = "none") -> str:

@@ -24,9 +24,9 @@ from torch import Tensor, float32, float64, nn, tensor
 
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.family import make_family
 from wildflower.models.network import MeanOfExits
+from wildflower.models.weights import with_weights
 from wildflower.plugins.beside import check_kept, digests, looked_for_beside
 from wildflower.plugins.invalid import in_words
 from wildflower.plugins.reference import PluginError, is_reference, top_module

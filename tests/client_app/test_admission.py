@@ -12,7 +12,7 @@ from wildflower.client_app.admission import (
     LEASE_SECONDS,
     NO_MORE,
     REFUSED,
-    REVOKED,
+    NO_LONGER,
     UNREACHABLE,
     leaving_in_words,
     noticing,
@@ -87,7 +87,7 @@ def test_a_key_that_is_revoked_at_work_is_told_once(capsys):
     assert gives_up(error(401))
     assert gives_up(error(401))
     assert ends == [NO_MORE]
-    assert capsys.readouterr().err == f"ERROR: {REVOKED}\n"
+    assert capsys.readouterr().err == f"ERROR: {NO_LONGER}\n"
 
 
 def left_with(error):

@@ -8,9 +8,10 @@ import torch
 
 from tests.client_app.work_orders import CPU, LENET, SPEC, digits, do, packed, work_order
 from wildflower.client_app import evaluation
-from wildflower.client_app.context import Refusal, Workplace
+from wildflower.client_app.context import Workplace
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.limits import Refusal
 from wildflower.client_app.memory import LIBRARY_BYTES
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining

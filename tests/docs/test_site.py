@@ -44,7 +44,7 @@ def test_lists_are_indented_for_python_markdown(hooks):
         "- a\n    b\n    - c\n        d\n\nno list\n  kept\n"
     )
     fenced = "1. a\n\n   ```sh\n   if\n     x\n   ```\n"
-    assert hooks.with_deeper_lists(fenced) == "1. a\n\n    ```sh\n      if\n        x\n    ```\n"
+    assert hooks.with_deeper_lists(fenced) == "1. a\n\n    ```sh\n    if\n      x\n    ```\n"
 
 
 def test_a_page_of_a_file_is_made_from_this_file(hooks):

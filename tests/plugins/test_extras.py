@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.small_run import small_config, started
 from wildflower.cli import command, export
-from wildflower.launch import python
+from wildflower.launch import results
 from wildflower.launch.experiment import run_experiment
 from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
@@ -25,6 +25,7 @@ from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_te
 from wildflower.server_app import app, pages
 from wildflower.server_app.advice import _gap
 from wildflower.server_app.compared_runs import Group
+from wildflower.server_app.comparison_figures import figure
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.run_records import Summary
@@ -32,7 +33,7 @@ from wildflower.strategies.recipfl.recipfl import RecipFL
 from wildflower.tasks import digits
 from wildflower.tasks.hub import import_datasets
 from wildflower.tasks.mat import read_mat
-from wildflower.tasks.metrics import EntityF1, Scale
+from wildflower.tasks.metrics import EntityF1, Scale, scale_of
 from wildflower.tasks.task import load_task
 from wildflower.tasks.tokens import load_tokenizer
 
@@ -106,7 +107,7 @@ USES = {
         lambda _: text_of(compare_two),
     ],
     "plotly": [told, lambda _: text_of(pages.library.__wrapped__)],
-    "pandas": [lambda _: text_of(lambda: python._frame([], Summary))],
+    "pandas": [lambda _: text_of(lambda: results._frame([], Summary))],
     "tensorboard": [told],
     "ray": [lambda folder: told(folder, "engine=flower")],
     "datasets": [lambda _: text_of(import_datasets)],
@@ -122,6 +123,7 @@ USES = {
     "onnxscript": [lambda _: text_of(lambda: export._onnx(None, None))],
     "onnxruntime": [lambda folder: text_of(lambda: export._read_onnx(folder / "model.onnx", None))],
     "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],
+    "matplotlib": [lambda _: text_of(lambda: figure([], scale_of(None)))],
     "mlflow": [lambda folder: told(folder, "tracker=mlflow")],
     "wandb": [lambda folder: told(folder, "tracker=wandb")],
 }

@@ -15,6 +15,7 @@ from wildflower.cli.compare import compare, report
 from wildflower.cli.export_command import export, predict
 from wildflower.cli.nodes import nodes
 from wildflower.cli.options import Overrides, print_table
+from wildflower.cli.paper_command import paper
 from wildflower.cli.plan_command import plan
 from wildflower.cli.probe_command import bandwidth_server, probe
 from wildflower.cli.run import run
@@ -78,7 +79,7 @@ def _options(
     pass
 
 
-for started in (run, sweep, report, compare):
+for started in (run, sweep, paper, report, compare):
     app.command()(started)
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 

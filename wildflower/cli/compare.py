@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wildflower.cli.options import Html, RunDir, print_table
 from wildflower.plugins.user_error import UserError
+
+if TYPE_CHECKING:
+    from wildflower.server_app.compare import Comparison
 
 
 def report(run_dir: RunDir) -> None:
@@ -31,6 +34,15 @@ def compare(
         float | None,
         typer.Option(help="Score to deliver, such as an accuracy of 0.9; default: the worst of the runs'."),
     ] = None,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Print one table in LaTeX, for a paper, and nothing else.")
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print one table in Markdown, and nothing else.")
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw scores with seeds as bands: .svg, .pdf or .png.")
+    ] = None,
 ) -> None:
     """Lay finished runs side by side, and say which method to take for this fleet.
 
@@ -40,12 +52,24 @@ def compare(
     """
     from wildflower.server_app.run_folder import runs_of
 
-    print_comparison(runs_of(run_dirs), html, target)
+    if not (latex or markdown):
+        comparison = print_comparison(runs_of(run_dirs), html, target)
+    else:
+        from wildflower.server_app.compare import compare as compare_runs
+
+        comparison = compare_runs(runs_of(run_dirs), target)
+        typer.echo(comparison.to_latex() if latex else comparison.to_markdown(), nl=False)
+    if figure is not None:
+        try:
+            comparison.plot().savefig(figure)
+        except (OSError, ValueError) as error:  # the latter of an ending that is no format
+            raise UserError(f"cannot draw {figure}: {error}") from None
+        typer.echo(f"Figure: {figure}", err=latex or markdown)
 
 
 def print_comparison(
     run_dirs: Sequence[Path], html: Path | None, target: float | None = None, rows: Sequence[str] = ()
-) -> None:
+) -> "Comparison":
     """Print the tables and the advice of a comparison, and write its page where one is asked for."""
     from wildflower.launch.terminal import terminal
     from wildflower.server_app.compare import compare as compare_runs
@@ -63,3 +87,4 @@ def print_comparison(
             except OSError as error:
                 raise UserError(f"cannot write {path}: {error.strerror}") from None
         typer.echo(f"Plots: {html}, data: {data}")
+    return comparison

@@ -1,12 +1,16 @@
 """`wildflower sweep`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from wildflower.cli.compare import print_comparison
 from wildflower.cli.options import Experiment, Html, Overrides
+
+if TYPE_CHECKING:
+    from wildflower.launch.sweeps import Row
 
 
 def sweep(
@@ -37,21 +41,37 @@ def sweep(
     on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
     """
     from wildflower.launch import sweeps
+
+    do_sweep(
+        experiment,
+        overrides or [],
+        sweeps.parse_seeds(seeds),
+        [] if rows is None else sweeps.read_rows(rows),
+        sweeps.parse_grid(grid or []),
+        sweeps.folder_of(experiment, folder),
+        jobs,
+        html,
+    )
+
+
+def do_sweep(
+    experiment: Path,
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    rows: Sequence["Row"],
+    grid: Mapping[str, Sequence[str]],
+    folder: Path,
+    jobs: int,
+    html: Path | None,
+) -> NoReturn:
+    """Run what a sweep lacks, print its comparison, and leave with the exit code that `sweep` names."""
+    from wildflower.launch import sweeps
     from wildflower.launch.experiment import INTERRUPTED
     from wildflower.launch.superlink import stop_signals_interrupt
     from wildflower.launch.terminal import terminal
 
     with stop_signals_interrupt():
-        outcome = sweeps.sweep(
-            experiment,
-            overrides or [],
-            sweeps.parse_seeds(seeds),
-            [] if rows is None else sweeps.read_rows(rows),
-            sweeps.parse_grid(grid or []),
-            sweeps.folder_of(experiment, folder),
-            jobs,
-            terminal(),
-        )
+        outcome = sweeps.sweep(experiment, overrides, seeds, rows, grid, folder, jobs, terminal())
     if outcome.interrupted:
         typer.echo("Stopped; the same command goes on with what is missing.")
     if outcome.finished:

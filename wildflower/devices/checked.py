@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from wildflower.devices.validation import MAX_LETTERS
 from wildflower.plugins.invalid import in_words
 
-STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 # More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
 MAX_MBIT_PER_S, MAX_FLOP_PER_S = 1e6, 1e18
 

@@ -31,7 +31,7 @@ class NodeConfig(BaseModel):
         bandwidth_share: the probe may spend this share of the weights' traffic.
     """
 
-    model_config = ConfigDict(**STRICT, alias_generator=lambda name: name.replace("_", "-"))
+    model_config = ConfigDict(**STRICT, frozen=True, alias_generator=lambda name: name.replace("_", "-"))
 
     partition_id: Whole | None = None
     num_partitions: Any = None

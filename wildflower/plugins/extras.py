@@ -13,6 +13,7 @@ EXTRAS = {
     "scipy": "server",
     "plotly": "server",
     "pandas": "server",
+    "matplotlib": "figures",
     "tensorboard": "server",
     "ray": "flower",
     "datasets": "hub",

@@ -50,7 +50,9 @@ def must(item: ErrorDetails) -> str:
 
 
 def _written(bound: object) -> object:
-    return f"{bound:g}" if isinstance(bound, float) else "2^63" if bound == 2**63 else bound
+    if isinstance(bound, int) and bound >= 2**31 and bound.bit_count() == 1:
+        return f"2^{bound.bit_length() - 1}"
+    return f"{bound:g}" if isinstance(bound, float) else bound
 
 
 def in_words(error: ValidationError, keys: Iterable[str] = ()) -> str:
