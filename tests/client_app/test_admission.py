@@ -10,9 +10,9 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from wildflower.client_app.admission import (
     HOLD,
     LEASE_SECONDS,
+    NO_LONGER,
     NO_MORE,
     REFUSED,
-    NO_LONGER,
     UNREACHABLE,
     leaving_in_words,
     noticing,
