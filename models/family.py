@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from typing import Any, get_type_hints
@@ -25,6 +25,7 @@ from wildflower.models.mlp import Mlp
 from wildflower.models.mobilenet import MobileNetV2, MobileNetV3
 from wildflower.models.ofa_resnet import OfaResNet50
 from wildflower.models.resnet import ResNet18, ResNet34, ResNet152
+from wildflower.models.traced.family import Traced
 from wildflower.models.vgg import Vgg
 from wildflower.models.vit import VitTiny
 from wildflower.plugins.nearest import nearest_part
@@ -37,7 +38,7 @@ FAMILIES: dict[str, type[Family]] = {
     for family in (
         *(LeNet5, Mlp, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
         *(MobileNetV2, MobileNetV3, OfaResNet50),
-        *(VitTiny, Bert, BertTiny, Encoder, Darts, Choice),
+        *(VitTiny, Bert, BertTiny, Encoder, Darts, Choice, Traced),
     )
 }
 
@@ -51,17 +52,18 @@ RIGHT = {
 }
 
 
-def family_class(name: object) -> type[Family]:
+def family_class(name: object, arguments: Collection[str] = ()) -> type[Family]:
     """The class of a family by its name here, or by a reference to one from outside, "package.module:Class".
 
-    A reference to a function or to a class of modules is a family of levels, which calls it.
+    A reference to a function or to a class of modules is a family that calls it: of levels where `arguments` names
+    some, and else one that cuts the module by itself.
 
     Raises ValueError with the nearest valid name, or with what is wrong with the reference.
     """
     if isinstance(name, str) and is_reference(name):
         found = named(name, (Family, nn.Module))
         if inspect.isroutine(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
-            return Levels
+            return Levels if "levels" in arguments else Traced
         kind: type[Family] = class_of(name, Family, "a family, where it is no function and no nn.Module,")
         if not isinstance(getattr(kind, "name", None), str):
             raise PluginError(f"{name} has no name: give the class one, such as name: ClassVar[str] = 'my-family'")
@@ -78,8 +80,8 @@ def make_family(spec: Mapping[str, Any]) -> Family:
     """
     arguments = dict(spec)
     name = arguments.pop("name", None)
-    kind = family_class(name)
-    if kind is Levels:
+    kind = family_class(name, arguments)
+    if kind in (Levels, Traced) and is_reference(name):
         arguments["function"] = name
     known = [field.name for field in fields(kind)]
     for key, value in arguments.items():

@@ -29,7 +29,7 @@ from wildflower.models.cost import (
     pooling_footprint,
 )
 from wildflower.models.max_pool import HalvingMaxPool
-from wildflower.models.placement import CLASSES, Axis, Window
+from wildflower.models.placement import CLASSES, AnyAxis, Axis
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    axes: tuple[Axis | Window | None, ...]
+    axes: tuple[AnyAxis, ...]
     frozen: bool = False
 
     @property
@@ -98,7 +98,7 @@ class Stateless(Layer):
         return {}
 
 
-def spec(*dimensions: tuple[int, Axis | Window | None]) -> TensorSpec:
+def spec(*dimensions: tuple[int, AnyAxis]) -> TensorSpec:
     """Return the spec of a float tensor from the size and the axis of each of its dimensions."""
     return TensorSpec(tuple(size for size, _ in dimensions), torch.float32, tuple(axis for _, axis in dimensions))
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
-import re
-import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import check_cut
 from wildflower.models.cost import Cost
-from wildflower.models.held import ORTHOGONAL, check_held, check_parts
+from wildflower.models.held import check_held
 from wildflower.models.layers import make_static
+from wildflower.models.made import made_module
 from wildflower.models.module import ModuleFamily, meta_state
 from wildflower.models.network import Network
 from wildflower.models.placement import kept_channels
-from wildflower.plugins.reference import PluginError, named, one_sentence
 
 MAX_LEVELS = 1000
 
@@ -134,23 +129,7 @@ class Levels(ModuleFamily):
         text = self._text(arch)
         where = self.function if text == "{}" else f"{self.function} at level {text}"
         values = {**json.loads(self.arguments), **json.loads(text)}
-        function = named(self.function, nn.Module)
-        parameters = _parameters(function)
-        task = {"classes": self.classes, "num_classes": self.classes, "input_shape": self.input_shape}
-        values = {key: value for key, value in task.items() if key in parameters} | values
-        try:
-            module = function(**values)
-        except Exception as error:  # of any kind: it is the user's code
-            raise PluginError(f"{where} fails: {one_sentence(error)}{_hint(error)}") from error
-        tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()
-        if (lazy := next(filter(is_lazy, tensors), None)) is not None:
-            raise PluginError(
-                f"{where} has a lazy layer ({type(lazy).__name__}), which has no shape before "
-                "its first batch: say its sizes, as nn.Linear does"
-            )
-        if not isinstance(module, nn.Module):
-            raise PluginError(f"{where} returns {type(module).__name__}, not an nn.Module")
-        check_parts(where, module)
+        module = made_module(self.function, values, self.input_shape, self.classes, where)
         if self.norm == "static":
             make_static(module)
         return module if isinstance(module, Network) else AnyNetwork(module)
@@ -214,34 +193,6 @@ class Levels(ModuleFamily):
                         "the largest, and every tensor is a leading slice of the one above"
                     )
             above = state
-
-
-def _hint(error: Exception) -> str:
-    """Advice for an error of a function that makes a network without memory; "" where there is none."""
-    if "from_pretrained" in str(error):
-        return ": build the network from its configuration, and let initial.weights name the folder of its weights"
-    if isinstance(error, TypeError) and re.search("argument.*'(classes|num_classes|input_shape)'", str(error)):
-        return ": only what the function itself names among its parameters is filled in"
-    if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
-        return ": leave .to(device) out, the run moves the network to its device"
-    frames = traceback.extract_tb(error.__traceback__)
-    if any(frame.name == "orthogonal" and "parametrizations" in frame.filename for frame in frames):
-        return ORTHOGONAL
-    if any("torch/jit/" in frame.filename for frame in frames):
-        return ": leave torch.jit.script and torch.jit.trace out, what they make could not be exported"
-    if isinstance(error, RuntimeError) and "meta tensor" in str(error):
-        return (
-            ": what makes a network must not read the values of parameters, which have none then: use Python's or "
-            "NumPy's numbers"
-        )
-    return ""
-
-
-def _parameters(function: Callable[..., Any]) -> Collection[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
 
 
 def _check_norms(where: str, network: Network) -> None:

@@ -46,6 +46,17 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The channel groups of a dimension that is stretches one behind another, such as a recurrent layer's gates.
+
+    Of each stretch: its group ("" where it is not cut), how often it comes, the group's full size, and the consecutive
+    entries of a channel.
+    """
+
+    stretches: tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
 class Window:
     """One spatial dimension of an elastic kernel: a smaller kernel is the centre of the whole one, in any selection."""
 
@@ -57,6 +68,10 @@ class Window:
         """Return the centre."""
         start = (self.full - self.kept) // 2
         return slice(start, start + self.kept)
+
+
+AnyAxis = Axis | Joined | Window | None
+"""What is known of one dimension of a tensor."""
 
 
 def kept_channels(full: int, rate: float, rounding: Callable[[float], int] = math.ceil) -> int:
@@ -105,9 +120,7 @@ def spread(coordinates: Coordinates, repeat: int) -> Coordinates:
     return (coordinates.unsqueeze(1) * repeat + torch.arange(repeat)).flatten()
 
 
-def place(
-    axes: Mapping[str, tuple[Axis | Window | None, ...]], sizes: Mapping[str, tuple[int, int]], select: Select
-) -> Placement:
+def place(axes: Mapping[str, tuple[AnyAxis, ...]], sizes: Mapping[str, tuple[int, int]], select: Select) -> Placement:
     """Return where a sub-model's tensors lie in the global ones.
 
     Args:
@@ -117,14 +130,31 @@ def place(
     selected = {group: select(group, full, kept) for group, (full, kept) in sizes.items() if kept > 0}
 
     @cache
-    def coordinates(axis: Axis | Window | None) -> Coordinates:
+    def coordinates(axis: AnyAxis) -> Coordinates:
         if isinstance(axis, Window):
             return axis.coordinates
+        if isinstance(axis, Joined):
+            return _of_stretches(axis, selected)
         if axis is None or axis.group not in selected:
             return slice(None)
         return spread(selected[axis.group], axis.repeat)
 
     return Placement({name: tuple(map(coordinates, of)) for name, of in axes.items()}, dict(axes))
+
+
+def _of_stretches(axis: Joined, selected: Mapping[str, Coordinates]) -> Coordinates:
+    """Return the coordinates of a dimension of several stretches."""
+    if all(not group or selected.get(group) == slice(0, full) for group, _, full, _ in axis.stretches):
+        return slice(None)
+    found, offset = [], 0
+    for group, times, full, repeat in axis.stretches:
+        kept = selected.get(group, slice(0, 0)) if group else slice(0, 1)
+        index = torch.arange(kept.start, kept.stop) if isinstance(kept, slice) else kept
+        for number in range(times):
+            entries = (index.unsqueeze(1) * repeat + torch.arange(repeat)).flatten()
+            found.append(offset + number * full * repeat + entries)
+        offset += times * full * repeat
+    return torch.cat(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +166,7 @@ class Placement:
     """
 
     coordinates: dict[str, tuple[Coordinates, ...]]
-    axes: dict[str, tuple[Axis | Window | None, ...]]
+    axes: dict[str, tuple[AnyAxis, ...]]
 
     def of(self, names: Iterable[str]) -> Placement:
         """Return the placement of some of the sub-model's tensors."""
@@ -229,7 +259,7 @@ class Placement:
             raise ValueError(f"{what}: tensors {missing[:5]} are missing")
 
 
-def class_dimension(axes: tuple[Axis | Window | None, ...]) -> int | None:
+def class_dimension(axes: tuple[AnyAxis, ...]) -> int | None:
     """Return the dimension of a tensor that holds the classes, as a head's do; None: no dimension does."""
     groups = [axis.group if isinstance(axis, Axis) else None for axis in axes]
     return groups.index(CLASSES) if CLASSES in groups else None

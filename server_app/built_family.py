@@ -22,6 +22,8 @@ from wildflower.server_app.trial import Batches, try_networks
 from wildflower.server_app.vocabulary import check_answers, check_last_token, check_vocabulary
 from wildflower.tasks.task import Task
 
+OF_THE_SERVER = ("function", "graph")  # of a user's module, which a configuration names elsewhere
+
 
 def family_of(
     config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any], examples: Sequence[int]
@@ -41,9 +43,10 @@ def family_of(
             "from task and strategy: leave them out"
         )
     try:
-        known = [field.name for field in fields(family_class(name))]
+        known = [field.name for field in fields(family_class(name, arguments))]
         if unknown := next((key for key in arguments if key not in known), None):
-            free = [key for key in known if key not in ("freeze", *fixed)]
+            free = [key for key in known if key not in ("freeze", *OF_THE_SERVER, *fixed)]
+            free += ["levels"] if is_reference(name) and "levels" not in free else []
             hint = did_you_mean(unknown, free)
             raise ConfigError(
                 f"family-arguments = {config.family_arguments!r}: family {name!r} has no argument {unknown!r}; "

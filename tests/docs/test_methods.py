@@ -56,6 +56,12 @@ def test_the_keys_of_the_run_and_of_all_methods_are_in_the_tables():
         assert {key for key in DEFAULTS if key.partition(".")[0] in kind.shared_params} <= set(keys)
 
 
+def test_methods_have_few_keys():
+    """Whoever adds one asks first who would set it; a control of an experiment is a plug-in of its benchmark."""
+    of_methods = [key for key in DEFAULTS if "." in key and key.partition(".")[0] not in run_groups()]
+    assert len(of_methods) <= 75
+
+
 def test_a_bar_in_a_default_or_a_meaning_ends_no_cell():
     assert key_table({"a.b": "x || y"}, {"a.b": "either | or"}).splitlines()[-1] == (
         r'| `a.b` | `"x \|\| y"` | either \| or |'

@@ -13,7 +13,8 @@ IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def family_of(name, **more):
-    return make_family({"name": f"own_constants:{name}", "input_shape": [1, 8, 8], "classes": 10} | more)
+    spec = {"name": f"own_constants:{name}", "input_shape": [1, 8, 8], "classes": 10, "levels": [{}]}
+    return make_family(spec | more)
 
 
 def weights_of(family, seed=1):

@@ -9,7 +9,7 @@ from own_models import Deep
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import cost
-from wildflower.models.family import make_family
+from wildflower.models.family import make_family as made_family
 from wildflower.models.frozen import check_freeze
 from wildflower.models.initial import load_initial
 from wildflower.models.placement import rolling
@@ -25,6 +25,11 @@ THREE = {
     "classes": 5,
     "levels": [{"layers": 1, "width": 0.5}, {"layers": 2}, {"layers": 4}],
 }
+
+
+def make_family(spec):
+    """Of the whole module where a spec names no levels."""
+    return made_family({"levels": [{}]} | spec)
 
 
 def test_a_family_of_levels_round_trips_through_json():

@@ -238,10 +238,11 @@ def test_budgets_go_by_what_travels(tmp_path):
 @pytest.mark.parametrize("sandwich", ["none", "labels"])
 def test_what_a_search_finds_travels_over_each_link(tmp_path, wire, secure, down, sandwich):
     """Under masks twice as much travels up as down."""
-    keys = {"strategy": "model-search", "model-search.searcher": "exact", "model-search.sandwich": sandwich}
-    keys |= {"model-search.shares": "0.25, 0.4, 0.55, 0.7, 0.85, 1"}
+    keys = {"strategy": "benchmarks.methods_that_win.nested_search:NestedSearch", "nested-search.searcher": "exact"}
+    keys |= {"nested-search.shares": "0.25, 0.4, 0.55, 0.7, 0.85, 1", "nested-search.sandwich": sandwich}
     keys |= {"secure-aggregation.minimum": 3} if secure else {}
-    method = build(small_config(tmp_path, wire=wire, family="mlp", **keys, **{"model-search.norm": "static"}))[0].method
+    keys |= {"nested-search.norm": "static", "family": "mlp"}
+    method = build(small_config(tmp_path, wire=wire, **keys))[0].method
     small, large = method.cost(method.space.smallest()), method.cost(method.space.largest())
     assert large.upload_bytes == (2 if secure else 1) * large.download_bytes
     found = set()

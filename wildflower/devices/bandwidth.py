@@ -85,7 +85,7 @@ class Arrivals:
             self._mark_bytes, self._mark_seconds = self.received_bytes, self._now_seconds
 
     def measured(self, over_seconds: float | None = None) -> Measured | None:
-        """The link's speed; None where the stream has ended within its first quarter, or came all at one moment.
+        """Return the link's speed; None where the stream has ended within its first quarter, or came all at one moment.
 
         Args:
             over_seconds: the stream has not ended, but its time, which was so long. A link that has not let a quarter
@@ -101,7 +101,7 @@ class Arrivals:
 
 
 def chunk_bytes(nbytes: int) -> int:
-    """The size of the chunks of a stream."""
+    """Return the size of the chunks of a stream."""
     return min(CHUNK_BYTES, nbytes // CHUNKS)
 
 
@@ -114,7 +114,7 @@ def random_chunks(nbytes: int, until: float) -> Iterator[bytes]:
 
 
 def read_token(path: Path) -> str:
-    """The token that a file holds; ValueError where it is short enough to be guessed."""
+    """Return the token that a file holds; ValueError where it is short enough to be guessed."""
     token = path.read_text(encoding="ascii").strip()
     if len(token) < MIN_TOKEN_BYTES:
         raise ValueError(f"{path}: the token has {len(token)} letters: at least {MIN_TOKEN_BYTES} are needed")
@@ -127,7 +127,7 @@ def read_token(path: Path) -> str:
 def make_server(
     address: str, token: str, certificate: tuple[bytes, bytes] | None, *, max_seconds: float = MAX_SECONDS
 ) -> tuple[grpc.Server, int]:
-    """A service that is not started yet, and its port (which the system chooses for port 0).
+    """Return a service that is not started yet, and its port (which the system chooses for port 0).
 
     Args:
         address: "host:port" to listen at.
@@ -173,13 +173,13 @@ class _Service:
         self._token, self._max_seconds = f"Bearer {token}".encode(), max_seconds
 
     def down(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """A message {"bytes": n} -> that many random bytes."""
+        """Answer a message {"bytes": n} with that many random bytes."""
         with self._bounded(context):
             nbytes = _asked(next(stream, b""), context)
             yield from random_chunks(nbytes, time.monotonic() + self._max_seconds)
 
     def up(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """A first message {"bytes": n}, then that many bytes -> {"bytes": counted, "seconds": it took}."""
+        """Answer a message {"bytes": n} and that many bytes with {"bytes": counted, "seconds": it took}."""
         with self._bounded(context):
             nbytes = _asked(next(stream, b""), context)
             arrivals, surplus = Arrivals(nbytes), threading.Event()

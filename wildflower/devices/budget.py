@@ -10,12 +10,12 @@ from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.validation import MAX_WHOLE
 
 MIN_MBIT_PER_S = 1e-200
-"""What stands for a link of 0: bytes over it take longer than any round, and yet their time is a finite number."""
+"""The speed of a link of 0: bytes over it take longer than any round, and yet their time is a finite number."""
 
 
 @dataclass(config=STRICT, frozen=True)
 class Budget:
-    """What one device may spend in one round; checked when it is made.
+    """The means of one device for one round; checked when they are made.
 
     Attributes:
         memory_bytes: Peak memory of training.

@@ -223,7 +223,7 @@ class Fleet:
 
     @property
     def most_bytes(self) -> dict[str, dict[str, int | None]]:
-        """The most training memory of a device of each tier, and its payload limit, whatever the links carry.
+        """Return the most training memory of a device of each tier, and its payload limit, whatever the links carry.
 
         Under one file these differ between runs where it says `fits_width`.
         """
@@ -271,7 +271,7 @@ class Fleet:
         return speed * self._reference_flop_per_s
 
     def links(self, device: int, simulated_seconds: float = 0.0) -> Links:
-        """The device's links, for the clock.
+        """Return the device's links, for the clock.
 
         A trace runs from simulated second 0 on, whatever `simulated_seconds` is; a link that is drawn is a constant,
         and one that is drawn `every = "round"` is the constant of the round that starts at `simulated_seconds`.
@@ -291,7 +291,7 @@ class Fleet:
         return self._groups[bisect_right(self._ends, place)]
 
     def _draw(self, key: str, device: int, moment: bytes = b"") -> float:
-        """A number in [0, 1) that is the same for the same (seed, device, key, moment)."""
+        """Return a number in [0, 1) that is the same for the same (seed, device, key, moment)."""
         data = struct.pack("<qq", self._seed, device) + key.encode() + b"\0" + moment
         return (int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 11) / 2**53
 
@@ -372,7 +372,7 @@ def _read_table(path: Path) -> FleetTable:
 
 
 def _explain(path: Path, raw: dict[str, Any], error: Any) -> str:
-    """One line for one of pydantic's errors: file, group, key, value, what is wrong."""
+    """Return one line for one of pydantic's errors: file, group, key, value, what is wrong."""
     location = list(error["loc"])
     where, valid = f"{path}", FleetTable.model_fields
     if len(location) > 1 and location[0] == "group":
@@ -385,7 +385,7 @@ def _explain(path: Path, raw: dict[str, Any], error: Any) -> str:
 
 
 def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
-    """Number of devices of every group."""
+    """Return the number of devices of every group."""
     shares = [group.share for group in table.group if group.share is not None]
     counts = [group.count for group in table.group if group.count is not None]
     if shares and counts:
@@ -412,7 +412,7 @@ def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
 
 
 def _digest(path: Path, table: FleetTable, folder: Path) -> str:
-    """One hash of all files that the fleet is made of."""
+    """Return one hash of all files that the fleet is made of."""
     names = [name for group in table.group for name in (group.memory_trace, group.down_trace, group.up_trace) if name]
     files = [path, *(folder / Path(name).expanduser() for name in names)]
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()

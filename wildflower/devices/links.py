@@ -33,7 +33,7 @@ Measured = Annotated[float, Field(gt=0, le=MAX_MBIT_PER_S)]
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """What a node config says of the links.
+    """The links of a device as its node config describes them.
 
     Attributes:
         address: "host:port" of the bandwidth service; None: there is no probe.

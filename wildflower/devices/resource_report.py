@@ -18,7 +18,7 @@ Instance = Annotated[str, Field(max_length=32), AfterValidator(printable)]
 
 @dataclass(config=STRICT, frozen=True)
 class DeviceReport:
-    """What a device says of itself; checked when it is made, so that a report that exists is a valid one.
+    """The report of a device; checked when it is made, so that a report that exists is a valid one.
 
     Whole numbers are below 2^63, links at most 10^6 Mbit/s, and `flop_per_s` is at most 10^18. What has no age of its
     own was read while the report was made.

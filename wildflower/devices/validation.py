@@ -10,13 +10,13 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 
 
 def one_line(text: str, maximum: int = MAX_LETTERS) -> str:
-    """A text from outside, fit for a terminal and a log: cut, and without control characters and line breaks."""
+    """Return a text from outside, fit for a terminal and a log: cut, and without control characters and line breaks."""
     cut = text if len(text) <= maximum else text[: maximum - 3] + "..."
     return "".join(letter if letter.isprintable() else " " for letter in cut)
 
 
 def shown(value: object) -> str:
-    """A value from outside as an error message shows it: its repr, cut."""
+    """Return a value from outside as an error message shows it: its repr, cut."""
     return one_line(_SHORT.repr(value), 200)
 
 

@@ -15,7 +15,7 @@ from wildflower.plugins.nearest import LIKENESS, did_you_mean
 
 
 class TaskArguments(BaseModel):
-    """What `task-arguments` of a run give a task: fields with a type, bounds, a default and a description.
+    """The arguments of a task, from `task-arguments` of a run: fields with a type, bounds, a default and a description.
 
     They travel within `wildflower.tasks.spec.TaskSpec`. Values must be hashable: tuples in place of lists.
     """
@@ -32,7 +32,7 @@ Arguments = TypeVar("Arguments", bound=TaskArguments)
 
 
 def read_arguments(task: str, kind: type[Arguments] | None, values: Mapping[str, Any]) -> Arguments | None:
-    """The arguments of a task from values by name; ValueError says which is wrong, and what the task takes."""
+    """Return the arguments of a task from values by name; ValueError says which is wrong, and what the task takes."""
     if kind is None:
         if values:
             raise ValueError(f"the task {task!r} takes no arguments, got {', '.join(values)}")
@@ -45,7 +45,7 @@ def read_arguments(task: str, kind: type[Arguments] | None, values: Mapping[str,
 
 
 def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
-    """What is wrong first, and what would be right; an argument that there is not before one that is missing."""
+    """Return what is wrong first, and what would be right; an argument that there is not before one that is missing."""
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     if not first["loc"]:
         return first["msg"].removeprefix("Value error, ")
@@ -65,7 +65,7 @@ def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
 
 
 def _list_like(annotation: object) -> str:
-    """A list of what a field holds, as it stands in an experiment file."""
+    """Return a list of what a field holds, as it stands in an experiment file."""
     while get_origin(annotation) is not None:
         annotation = get_args(annotation)[0]
     return LISTS[annotation]

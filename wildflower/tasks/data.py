@@ -62,7 +62,7 @@ class Data:
 
     @property
     def label_kind(self) -> LabelKind:
-        """What the labels are."""
+        """Return what the labels are."""
         if self.labels.is_floating_point():
             return "numbers"
         return "classes" if self.labels.dim() == 1 else "classes of tokens"
@@ -123,12 +123,12 @@ class DataSet:
 
     @property
     def cut_texts(self) -> int:
-        """How many texts were longer than the limit, and were cut; 0 where the inputs are no texts."""
+        """Return how many texts were longer than the limit, and were cut; 0 where the inputs are no texts."""
         return 0 if self.vocabulary is None else self.vocabulary.cut_texts
 
 
 def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None) -> DataSet:
-    """A data set of images (bytes), signals (float32) or tables (float64): counts classes, measures mean and deviation.
+    """Return a data set of images (bytes), signals (float32) or tables (float64), with its classes, mean and deviation.
 
     Labels are of any `LabelKind`. Mean and deviation are per channel, in the precision of the inputs.
 
@@ -194,12 +194,12 @@ def center_of(values: Tensor) -> float:
 
 
 def is_constant(mean: float, std: float) -> bool:
-    """Whether a deviation is none, but for the rounding of sums of 64 bits about a center."""
+    """Return whether a deviation is none, but for the rounding of sums of 64 bits about a center."""
     return std <= SUMS_ROUND * abs(mean)
 
 
 def channel_sums(values: Tensor, center: float = 0.0) -> tuple[float, float]:
-    """The sum and the sum of squares of values less a center, the same in whichever order they are added.
+    """Return the sum and the sum of squares of values less a center, the same in whichever order they are added.
 
     Those of bytes are whole numbers. Those of float32 are rounded once: a 64-bit float holds the square of such a one.
     """
@@ -211,7 +211,7 @@ def channel_sums(values: Tensor, center: float = 0.0) -> tuple[float, float]:
 
 
 def stratified_test(labels: Tensor, fraction: float) -> Tensor:
-    """A mask (examples,) of the test examples of a data set that comes without a test set: `fraction` of each class.
+    """Return a mask (examples,) of test examples for a data set that comes without: `fraction` of each class.
 
     The choice depends on the labels alone, never on the seed of a run.
     """
@@ -225,7 +225,7 @@ def stratified_test(labels: Tensor, fraction: float) -> Tensor:
 
 
 def split(data: Data, share: float, where: object) -> tuple[Data, Data]:
-    """Examples that come without a test set, to train on and to test on: a share of each class, or of all numbers.
+    """Split examples into those to train on and to test on: a share of each class, or of all numbers.
 
     ValueError, which says where the examples lie, where nothing would be left for one of them.
     """
@@ -241,7 +241,7 @@ def split(data: Data, share: float, where: object) -> tuple[Data, Data]:
 
 
 def refuse_unread_test_file(folder: Path, formats: Sequence[str], train: Sequence[str], arguments: BaseModel) -> None:
-    """ValueError where a test file lies beside that to train on, and the arguments do not say whether it is read.
+    """Raise ValueError where a test file lies beside that to train on, and the arguments do not say whether it is read.
 
     Args:
         folder: where the files lie.
@@ -279,7 +279,7 @@ CACHE = "WILDFLOWER_CACHE"  # of the environment
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for files of one kind (`data`, `partitions`): `$WILDFLOWER_CACHE`, else `~/.cache/wildflower`.
+    """Return the folder for files of one kind (`data`, `partitions`): `$WILDFLOWER_CACHE`, else `~/.cache/wildflower`.
 
     The first one may be shared, and is made as the umask says. The second one only its user can enter.
     """
@@ -288,17 +288,17 @@ def cache_folder(kind: str) -> Path:
 
 
 def digest(**determined_by: object) -> str:
-    """The name of a cache file: 20 hexadecimal digits over everything that determines its contents."""
+    """Return the name of a cache file: 20 hexadecimal digits over everything that determines its contents."""
     return hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def describe_files(files: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of each file, for `digest`."""
+    """Return the path, size and time of change of each file, for `digest`."""
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundError:
-    """The error that says which file a folder lacks, and what it has."""
+    """Return the error that says which file a folder lacks, and what it has."""
     there = sorted(path.name for path in folder.iterdir())
     holds = ", ".join(there[:MAX_NAMED]) + (", ..." if len(there) > MAX_NAMED else "")
     return FileNotFoundError(
@@ -307,7 +307,7 @@ def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundEr
 
 
 def find_file(folder: Path, name: str, task: str, expected: str) -> Path:
-    """The one file of that name in a folder or below it; FileNotFoundError for none, ValueError for several."""
+    """Return the one file of that name in a folder or below it; FileNotFoundError for none, ValueError for several."""
     found = sorted(folder.rglob(name))
     if not found:
         raise no_file(folder, name, task, expected)

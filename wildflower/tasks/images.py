@@ -43,7 +43,7 @@ MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
 
 
 class ImageArguments(OwnArguments):
-    """What the task `images` takes."""
+    """Arguments of the task `images`."""
 
     dealt_out = ("classes",)
 
@@ -57,7 +57,7 @@ class ImageArguments(OwnArguments):
 
 
 def load(data_dir: str, arguments: ImageArguments) -> DataSet:
-    """The images in `data_dir`, which must be given: of train/ and test/, or a share of each class is for testing."""
+    """Return the images in `data_dir`, which must be given: of train/ and test/, or with a share of each to test on."""
     if not data_dir:
         raise ValueError("the task 'images' needs data-dir: a folder with a folder of images for each class")
     found = own(data_dir, arguments)
@@ -93,7 +93,7 @@ class Listed:
 
 
 def own(data_dir: str, arguments: ImageArguments) -> DataSet:
-    """The images of a device's folder, whose labels are the names of the folders that they lie in.
+    """Return the images of a device's folder, whose labels are the names of the folders that they lie in.
 
     With metadata.csv or metadata.jsonl beside the images their columns `file_name` and `label` say the labels. A folder
     that `save_to_disk` of `datasets` wrote has columns `image` and `label`.
@@ -126,14 +126,14 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
 
 
 def _is_listed(folder: Path) -> bool:
-    """Whether a folder itself has a list of its images, or is what `datasets` wrote."""
+    """Return whether a folder itself has a list of its images, or is what `datasets` wrote."""
     return any((folder / name).is_file() for name in (*METADATA, "state.json"))
 
 
 def _listed(
     folder: Path | None, classes: Sequence[str], remarks: Remarks, *, testing: bool
 ) -> tuple[list[Path], Callable[[], list[Listed]]]:
-    """The files that a folder's images depend on, and what lists the images."""
+    """Return the files that a folder's images depend on, and what lists the images."""
     if folder is None:
         return [], list
     if of_data_set := saved(folder, MAX_BYTES):
@@ -154,7 +154,7 @@ def _listed(
 
 
 def _named(folder: Path, file: Path) -> list[Listed]:
-    """The images that a file of metadata lists."""
+    """Return the images that a file of metadata lists."""
     found = dict[Path, Listed]()
     for line, row in rows_of(file):
         check_columns(row, ("file_name", "label"), file, line)
@@ -181,7 +181,7 @@ def _named(folder: Path, file: Path) -> list[Listed]:
 
 
 def _saved(folder: Path) -> list[Listed]:
-    """The images of a data set that `save_to_disk` of `datasets` wrote."""
+    """Return the images of a data set that `save_to_disk` of `datasets` wrote."""
     rows = import_datasets().load_from_disk(str(folder))
     for column in ("image", "label"):
         if column not in rows.column_names:
@@ -247,7 +247,7 @@ def _decode(parts: list[list[Listed]], arguments: ImageArguments) -> DataSet:
 
 
 def _read(listed: Listed, arguments: ImageArguments) -> tuple[Tensor, bool]:
-    """An image as bytes (channels, height, width), and whether there are more frames than that."""
+    """Return an image as bytes (channels, height, width), and whether there are more frames than that."""
     try:
         return decoded(io.BytesIO(listed.encoded()), MODES[arguments.color], arguments.size)
     except (OSError, ValueError) as error:

@@ -32,17 +32,17 @@ SENTENCE, ANNOTATOR, WORDS, TYPE, TEXT, SET = 2, 3, 8, 9, 29, 30
 """Columns of a record, counted from 0."""
 
 SETS = "manualset"
-"""How the names of the sets begin whose sentences are cut into words."""
+"""The beginning of the names of the sets whose sentences are cut into words."""
 
 MIN_MENTIONS = 50
-"""Of a type of entities that there is: others are slips of the pen such as `gen`, and too few to be learned."""
+"""The fewest of a type of entities: rarer types are slips of the pen such as `gen`."""
 
 TEST_SHARE = 0.2
 OUTSIDE = "O"
 
 
 class NeroArguments(TextArguments):
-    """What the task `nero` takes."""
+    """Arguments of the task `nero`."""
 
     annotators: tuple[int, ...] = Field(
         (), description="Numbers of the annotators whose sentences are taken, such as [5, 7, 13]; empty takes all"
@@ -53,7 +53,7 @@ class NeroArguments(TextArguments):
 
 
 def load(data_dir: str, arguments: NeroArguments) -> DataSet:
-    """Sentences with tags, from `annotation_results.txt` in `data_dir` or the installed package.
+    """Return sentences with tags, from `annotation_results.txt` in `data_dir` or the installed package.
 
     Natural ids are the annotators; a fifth of each one's sentences is the test set. FileNotFoundError when there are
     none, ValueError for a file of another kind.
@@ -83,7 +83,7 @@ def _installed() -> Path:
 
 
 def read_sentences(file: Path) -> dict[str, Texts]:
-    """The sentences of each annotator, by the annotator's number; how many mentions were not found is logged."""
+    """Return the sentences of each annotator, by the annotator's number; how many mentions were not found is logged."""
     sentences: dict[tuple[str, str], tuple[str, list[str]]] = {}
     mentions: defaultdict[tuple[str, str], list[tuple[list[str], str]]] = defaultdict(list)
     for place, record in _records(file):
@@ -113,7 +113,7 @@ def read_sentences(file: Path) -> dict[str, Texts]:
 
 
 def tag_words(words: list[str], mentions: list[tuple[list[str], str]]) -> tuple[list[str], int]:
-    """The tag of each word: B-TYPE where a mention begins, I-TYPE where it goes on, O elsewhere.
+    """Return the tag of each word: B-TYPE where a mention begins, I-TYPE where it goes on, O elsewhere.
 
     Longer mentions are placed first, each at the first place with its words that is still free. Returns the tags, and
     how many mentions have no place.

@@ -23,7 +23,7 @@ SEQUENCE = 80
 """Characters that a prediction sees, as in LEAF."""
 
 MIN_CHARACTERS = 2000
-"""Of a role that takes part."""
+"""The fewest characters of a role that takes part."""
 
 MIN_SPEECHES = 2
 """A name that stands over one text only is a title."""
@@ -43,7 +43,7 @@ _NAME = re.compile(r"(?=.{2,40}$)[A-Z0-9][A-Za-z0-9'-]*\.?(?: (?:of|and|[A-Z][A-
 
 
 def load(data_dir: str) -> DataSet:
-    """Windows of 80 characters and the character that follows each; natural ids are the roles.
+    """Return windows of 80 characters and the character that follows each; natural ids are the roles.
 
     From the files `*_gut.txt` in `data_dir`, else from the installed package. FileNotFoundError when there are none.
     """
@@ -60,7 +60,7 @@ def _installed() -> Path:
 
 
 def read_roles(files: Iterable[Path]) -> dict[tuple[str, str], str]:
-    """What each role says, by (play, name), for roles of at least 2,000 characters in at least 2 speeches.
+    """Return what each role says, by (play, name), for roles of at least 2,000 characters in at least 2 speeches.
 
     ValueError for a file that is no text.
     """

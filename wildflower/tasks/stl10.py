@@ -32,7 +32,7 @@ def load(data_dir: str) -> DataSet:
 
 
 def _read(images: Path, labels: Path) -> Data:
-    """Images are 3 x 96 x 96 bytes each, column by column; labels one byte each, from 1."""
+    """Read images of 3 x 96 x 96 bytes each, column by column; labels one byte each, from 1."""
     pixels, numbers = np.fromfile(images, np.uint8), np.fromfile(labels, np.uint8)
     if not len(pixels) or len(pixels) % IMAGE_BYTES:
         raise ValueError(f"{images}: {len(pixels)} bytes are no whole images of {IMAGE_BYTES} bytes; fetch it again")

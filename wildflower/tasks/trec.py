@@ -74,11 +74,11 @@ FINE = {
     "NUM:period": "weight",
     "NUM:speed": "currency",
 }
-"""What the package calls the classes -> what they are."""
+"""The names of the classes in the package -> what they are."""
 
 
 class TrecArguments(TextArguments):
-    """What the task `trec` takes."""
+    """Arguments of the task `trec`."""
 
     classes: Literal["fine", "coarse"] = Field("fine", description="The 47 or 50 fine classes, or the 6 coarse ones")
 
@@ -121,7 +121,7 @@ def installed() -> Path:
 
 
 def read_authors(file: Path, classes: Literal["fine", "coarse"]) -> Texts:
-    """Lines such as "NUM:dist How far is it from Denver to Aspen ?"."""
+    """Read lines such as "NUM:dist How far is it from Denver to Aspen ?"."""
     found = Texts()
     for number, line in lines_of(file, "latin-1"):
         if not line.strip():
@@ -138,7 +138,7 @@ def read_authors(file: Path, classes: Literal["fine", "coarse"]) -> Texts:
 
 
 def read_package(file: Path) -> Texts:
-    """A header, then text and class with a tab between; the classes get their right names."""
+    """Read a header, then text and class with a tab between; the classes get their right names."""
     found = Texts()
     for number, row in tsv_rows(file):
         if row.keys() != {"text", "label"} or row["label"] not in FINE:

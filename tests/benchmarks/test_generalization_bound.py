@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from wildflower.strategies.recipfl.generalization_bound import examples_needed
+from benchmarks.recipfl.generalization_bound import examples_needed
 
 SETTINGS = {
     "devices": 100,
