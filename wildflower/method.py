@@ -23,9 +23,10 @@ from wildflower.strategies.contract_values import (
     State,
     Trained,
 )
-from wildflower.strategies.fedavg import FedAvg, FedAvgParams, OneModel
+from wildflower.strategies.fedavg import FedAvg, FedAvgParams
 from wildflower.strategies.heterofl import HeteroFL
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Method, Training, Traits
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Count, CountOrZero, Decay, Fraction, Numbers, Params, PositiveRate, Rate
 from wildflower.strategies.pricing import fits
 from wildflower.strategies.shared_losses import Loss, Regularizer, divergence
@@ -58,7 +59,7 @@ __all__ = [
     "Model",
     "Network",
     "Numbers",
-    "OneModel",
+    "OneArchitecture",
     "Order",
     "Params",
     "PositiveRate",
