@@ -19,7 +19,6 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.frontier import Frontier
-from wildflower.models.profile import Total
 from wildflower.models.space import Space
 from wildflower.strategies.pricing import fits
 
@@ -226,7 +225,7 @@ class ExactSearch:
         return fitting
 
 
-def within(total: Total, budget: Budget) -> bool:
+def within(total: Cost, budget: Budget) -> bool:
     """Whether a budget suffices for a network that travels to the device, is trained there and comes back."""
     in_time = budget.in_time(total.payload_bytes, total.payload_bytes, total.training_flops)
     in_memory = total.peak_training_memory_bytes <= budget.memory_bytes
