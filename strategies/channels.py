@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily
-from wildflower.models.placement import Axis, Coordinates, Select
+from wildflower.models.group_family import GroupFamily
+from wildflower.models.placement import AnyAxis, Axis, Coordinates, Joined, Select
+from wildflower.models.traced.family import Traced
 
 MAX_GROUPS = 5  # An error names no more of them.
 
@@ -27,7 +28,7 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
     Raises ValueError for a group that no filters make, and for a family of several networks.
     """
     sizes = dict(family.groups)
-    if isinstance(family, BlockFamily):
+    if isinstance(family, GroupFamily):
         found = family.channels(family.full())
         if not all(channels.kept for channels in found.values()):
             raise ValueError(
@@ -35,12 +36,17 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
                 "of its members as the family"
             )
         sizes = {group: channels.full for group, channels in found.items()}
+    tables = family.embeddings if isinstance(family, Traced) else {}
     squares: dict[str, Tensor] = {}
     for name, spec in family.tensors(family.full()).items():
-        axis = spec.axes[0] if len(spec.axes) > 1 else None
-        if isinstance(axis, Axis) and axis.group in sizes:
-            rows = weights[name].to(torch.float64).square().reshape(sizes[axis.group], -1).sum(dim=1)
-            squares[axis.group] = squares[axis.group] + rows if axis.group in squares else rows
+        dimension = 1 if name in tables else 0  # a table of embeddings has a column per channel
+        axis = spec.axes[dimension] if len(spec.axes) > 1 else None
+        rows = (
+            weights[name].to(torch.float64).square().transpose(0, dimension).reshape(weights[name].shape[dimension], -1)
+        )
+        for group, of_channels in _by_channel(axis, rows.sum(dim=1)):
+            if group in sizes:
+                squares[group] = squares[group] + of_channels if group in squares else of_channels
     missing = [group for group in sizes if group not in squares]
     if missing:
         names = ", ".join(missing[:MAX_GROUPS])
@@ -50,6 +56,17 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
             "or vit-tiny"
         )
     return {group: square.sqrt() for group, square in squares.items()}
+
+
+def _by_channel(axis: AnyAxis, entries: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield each group of the first dimension, and the sums of what belongs to each of its channels."""
+    if isinstance(axis, Axis):
+        yield axis.group, entries.reshape(entries.shape[0] // axis.repeat, -1).sum(dim=1)
+    elif isinstance(axis, Joined):
+        sizes = [times * full * repeat for _, times, full, repeat in axis.stretches]
+        for (group, times, full, _), part in zip(axis.stretches, entries.split(sizes), strict=True):
+            if group:
+                yield group, part.reshape(times, full, -1).sum(dim=(0, 2))
 
 
 def strongest(norms: Mapping[str, Tensor]) -> Select:

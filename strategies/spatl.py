@@ -21,11 +21,12 @@ from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import described
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.cost import Cost
+from wildflower.models.group_family import cut_by_groups
 from wildflower.models.layers import Channels, TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.placement import Axis, Coordinates, Placement, Select
+from wildflower.models.placement import Coordinates, Placement, Select, groups_of
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.channels import channel_norms, strongest
 from wildflower.strategies.method import (
@@ -52,17 +53,23 @@ from wildflower.strategies.submodel import learned, zeros
 
 
 def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
-    """The tensors of a network without its predictor, which is its last block, and the heads of early exits."""
-    blocks = described(family, "spatl").blocks(architecture)
+    """Return the tensors of a network without its predictor.
+
+    That is its last block, and the heads of early exits; of a user's module, what has an entry per class.
+    """
+    tensors = family.tensors(architecture)
+    if not isinstance(family, BlockFamily):
+        return {name: spec for name, spec in tensors.items() if not spec.of_classes}
+    blocks = family.blocks(architecture)
     predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
-    return {name: spec for name, spec in family.tensors(architecture).items() if not name.startswith(predictors)}
+    return {name: spec for name, spec in tensors.items() if not name.startswith(predictors)}
 
 
 def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Channels]:
     """The channel groups of the encoder, and what of each an architecture keeps."""
     axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
-    groups = {axis.group for axis in axes if isinstance(axis, Axis)}
-    found = described(family, "spatl").channels(architecture)
+    groups = {group for axis in axes for group in groups_of(axis)}
+    found = cut_by_groups(family, "spatl").channels(architecture)
     return {group: channels for group, channels in found.items() if group in groups}
 
 
