@@ -35,11 +35,11 @@ class Mlp(BlockFamily):
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """One group per hidden layer."""
+        """Return one group per hidden layer."""
         return {f"fc{number}": size for number, size in enumerate(self.hidden, start=1)}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The one block of all layers."""
+        """Return the one block of all layers."""
         inputs = Channels(INPUT, self.input_shape[0], self.input_shape[0])
         positions = math.prod(self.input_shape[1:])
         layers: list[Layer] = [Flatten()]

@@ -158,7 +158,7 @@ class Frame:
 
     @property
     def loss_peak_bytes(self) -> int:
-        """The loss and its gradient on top of the logits."""
+        """Return the loss and its gradient on top of the logits."""
         return 3 * self.logits_bytes
 
     @property
