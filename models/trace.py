@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from wildflower.models.any_network import changed_input
-from wildflower.models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
+from wildflower.models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost, blocked
 from wildflower.models.network import Network
 from wildflower.models.skeleton import parameters_without_memory
 from wildflower.plugins.draws import same_draws
@@ -348,13 +348,11 @@ class Storages(TorchDispatchMode):
 
 def _blocked(tensor: Tensor) -> int:
     """Bytes of a tensor whose channels lie in blocks."""
-    channels = -(-tensor.shape[1] // CHANNEL_BLOCK) * CHANNEL_BLOCK
-    return tensor.itemsize * tensor.shape[0] * channels * math.prod(tensor.shape[2:])
+    return tensor.itemsize * tensor.shape[0] * blocked(tensor.shape[1]) * math.prod(tensor.shape[2:])
 
 
 def _blocked_weight(weight: Tensor) -> int:
-    rows = -(-weight.shape[0] // CHANNEL_BLOCK) * CHANNEL_BLOCK
-    return _blocked(weight) // weight.shape[0] * rows
+    return _blocked(weight) // weight.shape[0] * blocked(weight.shape[0])
 
 
 def forward_copies(inputs: Tensor, weight: Tensor, result: Tensor) -> int:

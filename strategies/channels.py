@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.group_family import GroupFamily
-from wildflower.models.placement import AnyAxis, Axis, Coordinates, Joined, Select
+from wildflower.models.block_family import BlockFamily
+from wildflower.models.group_family import GroupFamily, cut_by_groups
+from wildflower.models.layers import Channels, TensorSpec
+from wildflower.models.placement import AnyAxis, Axis, Coordinates, Joined, Select, groups_of
 from wildflower.models.traced.family import Traced
 
 MAX_GROUPS = 5  # An error names no more of them.
@@ -41,10 +44,8 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
     for name, spec in family.tensors(family.full()).items():
         dimension = 1 if name in tables else 0  # a table of embeddings has a column per channel
         axis = spec.axes[dimension] if len(spec.axes) > 1 else None
-        rows = (
-            weights[name].to(torch.float64).square().transpose(0, dimension).reshape(weights[name].shape[dimension], -1)
-        )
-        for group, of_channels in _by_channel(axis, rows.sum(dim=1)):
+        entries = weights[name].to(torch.float64).square().transpose(0, dimension)
+        for group, of_channels in _by_channel(axis, entries):
             if group in sizes:
                 squares[group] = squares[group] + of_channels if group in squares else of_channels
     missing = [group for group in sizes if group not in squares]
@@ -79,3 +80,31 @@ def strongest(norms: Mapping[str, Tensor]) -> Select:
         return order[group][:kept].sort().values
 
     return select
+
+
+def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
+    """Return the tensors of a network without its predictor.
+
+    That is its last block, and the heads of early exits; of a user's module, what has an entry per class.
+    """
+    tensors = family.tensors(architecture)
+    if not isinstance(family, BlockFamily):
+        return {name: spec for name, spec in tensors.items() if not spec.of_classes}
+    blocks = family.blocks(architecture)
+    predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
+    return {name: spec for name, spec in tensors.items() if not name.startswith(predictors)}
+
+
+def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Channels]:
+    """The channel groups of the encoder, and what of each an architecture keeps."""
+    axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
+    groups = {group for axis in axes for group in groups_of(axis)}
+    found = cut_by_groups(family, "spatl").channels(architecture)
+    return {group: channels for group, channels in found.items() if group in groups}
+
+
+def numbers(coordinates: Coordinates, count: int) -> Tensor:
+    """The numbers of the channels that a selection takes, as they travel."""
+    found = torch.arange(coordinates.start, coordinates.stop) if isinstance(coordinates, slice) else coordinates
+    assert len(found) == count
+    return found.to(torch.int32)

@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from wildflower.messages.error import MessageError
@@ -21,14 +20,12 @@ from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily
 from wildflower.models.cost import Cost
-from wildflower.models.group_family import cut_by_groups
-from wildflower.models.layers import Channels, TensorSpec
+from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.placement import Coordinates, Placement, Select, groups_of
+from wildflower.models.placement import Coordinates, Placement, Select
 from wildflower.strategies.aggregation import CoordinateMean
-from wildflower.strategies.channels import channel_norms, strongest
+from wildflower.strategies.channels import channel_norms, encoder_groups, encoder_of, numbers, strongest
 from wildflower.strategies.method import (
     LEADING,
     Answer,
@@ -50,28 +47,6 @@ from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.scaffold import mean_gradients
 from wildflower.strategies.shared_losses import Regularizer
 from wildflower.strategies.submodel import learned, zeros
-
-
-def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
-    """Return the tensors of a network without its predictor.
-
-    That is its last block, and the heads of early exits; of a user's module, what has an entry per class.
-    """
-    tensors = family.tensors(architecture)
-    if not isinstance(family, BlockFamily):
-        return {name: spec for name, spec in tensors.items() if not spec.of_classes}
-    blocks = family.blocks(architecture)
-    predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
-    return {name: spec for name, spec in tensors.items() if not name.startswith(predictors)}
-
-
-def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Channels]:
-    """The channel groups of the encoder, and what of each an architecture keeps."""
-    axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
-    groups = {group for axis in axes for group in groups_of(axis)}
-    found = cut_by_groups(family, "spatl").channels(architecture)
-    return {group: channels for group, channels in found.items() if group in groups}
-
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -150,13 +125,6 @@ class SalientTraining(Training):
         }
         weights = placement.of(layouts["weights"]).gather(y)
         return Answer(model, {"weights": weights, "control_change": change, "channels": channels}, loss)
-
-
-def numbers(coordinates: Coordinates, count: int) -> Tensor:
-    """The numbers of the channels that a selection takes, as they travel."""
-    found = torch.arange(coordinates.start, coordinates.stop) if isinstance(coordinates, slice) else coordinates
-    assert len(found) == count
-    return found.to(torch.int32)
 
 
 # The server half ------------------------------------------------------------------------------------------------------
