@@ -108,7 +108,7 @@ def lasting(heartbeat: Callable[[], bool], ends: list[int]) -> Callable[[], bool
 
 
 def kept_in(started: list[subprocess.Popen[Any]]) -> SimpleNamespace:
-    """The module `subprocess` with a `Popen` that also adds what it starts to a list.
+    """Return the module `subprocess` with a `Popen` that also adds what it starts to a list.
 
     Flower does not keep the process that it starts.
     """
@@ -137,7 +137,7 @@ def collect_until_it_ends(child: int) -> int:
 
 
 def trouble_at_start(options: Namespace) -> str:
-    """Why a node cannot be started with these options of flower-supernode's; "" where nothing is known.
+    """Return why a node cannot be started with these options of flower-supernode's; "" if nothing is known.
 
     Flower itself would start with a wrong node config, and fail with every message.
     """
@@ -155,7 +155,7 @@ def trouble_at_start(options: Namespace) -> str:
 
 
 def port_trouble(host: str, port: int) -> str:
-    """Why this node cannot listen at a port; "" where it can."""
+    """Return why this node cannot listen at a port; "" if it can."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return ""

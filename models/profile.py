@@ -24,7 +24,15 @@ from functools import lru_cache
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.block_family import BlockFamily
-from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, Shape
+from wildflower.models.cost import (
+    CONVOLUTION_KERNEL_BYTES,
+    FLOAT_BYTES,
+    INDEX_BYTES,
+    OPTIMIZERS,
+    Convolution,
+    Cost,
+    Shape,
+)
 from wildflower.models.layers import Block
 from wildflower.models.training_step import Step
 
@@ -157,7 +165,7 @@ class Frame:
 
     @property
     def loss_peak_bytes(self) -> int:
-        """The loss and its gradient on top of the logits."""
+        """Return the loss and its gradient on top of the logits."""
         return 3 * self.logits_bytes
 
     @property
@@ -166,21 +174,8 @@ class Frame:
         return 2 * self.logits_bytes
 
 
-@dataclass(frozen=True)
-class Total:
-    """What the profiles of a whole network add up to.
-
-    The fields are those of `wildflower.models.cost.Cost`, but for the payload, which is the network's either way.
-    """
-
-    parameters: int
-    payload_bytes: int
-    peak_training_memory_bytes: int
-    training_flops: int
-
-
-def total(profiles: Iterable[Profile], frame: Frame) -> Total:
-    """Add up the profiles of a network's blocks, in order of computation."""
+def total(profiles: Iterable[Profile], frame: Frame) -> Cost:
+    """Return the cost of a network from the profiles of its blocks, in order of computation."""
     parameters = buffers = largest = flops = 0
     convolutions: set[Convolution] = set()
     peak = frame.loss_peak_bytes
@@ -199,4 +194,5 @@ def total(profiles: Iterable[Profile], frame: Frame) -> Total:
     fixed = FLOAT_BYTES * (parameters * frame.copies + buffers) + CONVOLUTION_KERNEL_BYTES * len(convolutions)
     update = FLOAT_BYTES * (parameters * frame.piling + frame.temporary * largest)
     memory_bytes = fixed + frame.batch_bytes + max(peak, update)
-    return Total(parameters, FLOAT_BYTES * (parameters + buffers), memory_bytes, flops)
+    payload_bytes = FLOAT_BYTES * (parameters + buffers)
+    return Cost(parameters, payload_bytes, payload_bytes, memory_bytes, flops)

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from wildflower.models.any_network import changed_input
-from wildflower.models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
+from wildflower.models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost, blocked
 from wildflower.models.network import Network
 from wildflower.models.skeleton import parameters_without_memory
 from wildflower.plugins.draws import same_draws
@@ -81,7 +81,7 @@ class Step:
     accumulates: bool = False
 
     def cost(self, batch_size: int, optimizer: str) -> Cost:
-        """The cost of the step, with the optimizer's state and step counted as `wildflower.models.cost` does."""
+        """Return the cost of the step, with the optimizer's state and step counted as `wildflower.models.cost` does."""
         if OPTIMIZERS[optimizer].accumulates != self.accumulates:
             raise ValueError(
                 f"a step that was followed with accumulates = {self.accumulates} is not one of {optimizer!r}"
@@ -179,17 +179,17 @@ def follow(
 
 
 def outputs_of(model: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
-    """What a model returns, by exit where it has exits."""
+    """Return what a model returns, by exit where it has exits."""
     return model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
 
 
 def learn(results: Sequence[Tensor], labels: Tensor) -> None:
-    """The backward pass of cross-entropy over all exits."""
+    """Return the backward pass of cross-entropy over all exits."""
     torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
 
 
 def built(build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` makes, with fake parameters; called while tensors are fake.
+    """Return what `build` makes, with fake parameters; called while tensors are fake.
 
     Where it reads values of its constants, as in `[x.item() for x in torch.linspace(0, 0.1, layers)]`, these have some.
     """
@@ -345,23 +345,21 @@ class _Storages(TorchDispatchMode):
 
 def _blocked(tensor: Tensor) -> int:
     """Bytes of a tensor whose channels lie in blocks."""
-    channels = -(-tensor.shape[1] // CHANNEL_BLOCK) * CHANNEL_BLOCK
-    return tensor.itemsize * tensor.shape[0] * channels * math.prod(tensor.shape[2:])
+    return tensor.itemsize * tensor.shape[0] * blocked(tensor.shape[1]) * math.prod(tensor.shape[2:])
 
 
 def _blocked_weight(weight: Tensor) -> int:
-    rows = -(-weight.shape[0] // CHANNEL_BLOCK) * CHANNEL_BLOCK
-    return _blocked(weight) // weight.shape[0] * rows
+    return _blocked(weight) // weight.shape[0] * blocked(weight.shape[0])
 
 
 def _forward_copies(inputs: Tensor, weight: Tensor, result: Tensor) -> int:
-    """What a convolution holds while it runs forward, its result included."""
+    """Return what a convolution holds while it runs forward, its result included."""
     read = 0 if inputs.shape[1] < CHANNEL_BLOCK else _blocked(inputs)
     return max(read + _blocked_weight(weight) + _blocked(result), _blocked(result) + result.nbytes)
 
 
 def _backward_copies(gradient: Tensor, inputs: Tensor, weight: Tensor, *, strided: bool, first: bool) -> int:
-    """What a convolution holds while it runs backward, the gradients that it returns included."""
+    """Return what a convolution holds while it runs backward, the gradients that it returns included."""
     passed = 0 if first else inputs.nbytes
     image = 0 if inputs.shape[1] <= 3 else _blocked(inputs)
     copies = _blocked(gradient) + _blocked_weight(weight)

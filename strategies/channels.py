@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily
+from wildflower.models.block_family import BlockFamily, described
+from wildflower.models.layers import Channels, TensorSpec
 from wildflower.models.placement import Axis, Coordinates, Select
 
 MAX_GROUPS = 5  # An error names no more of them.
@@ -62,3 +64,25 @@ def strongest(norms: Mapping[str, Tensor]) -> Select:
         return order[group][:kept].sort().values
 
     return select
+
+
+def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
+    """The tensors of a network without its predictor, which is its last block, and the heads of early exits."""
+    blocks = described(family, "spatl").blocks(architecture)
+    predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
+    return {name: spec for name, spec in family.tensors(architecture).items() if not name.startswith(predictors)}
+
+
+def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Channels]:
+    """The channel groups of the encoder, and what of each an architecture keeps."""
+    axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
+    groups = {axis.group for axis in axes if isinstance(axis, Axis)}
+    found = described(family, "spatl").channels(architecture)
+    return {group: channels for group, channels in found.items() if group in groups}
+
+
+def numbers(coordinates: Coordinates, count: int) -> Tensor:
+    """The numbers of the channels that a selection takes, as they travel."""
+    found = torch.arange(coordinates.start, coordinates.stop) if isinstance(coordinates, slice) else coordinates
+    assert len(found) == count
+    return found.to(torch.int32)

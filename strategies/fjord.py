@@ -20,8 +20,9 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
 from wildflower.models.family import Family
 from wildflower.models.network import Network
+from wildflower.strategies.fitted_levels import are_nested, below
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training
-from wildflower.strategies.nested import MOST_LEVELS, are_nested, below, check_no_statistics, cuts_below, step_bytes
+from wildflower.strategies.nested import MOST_LEVELS, check_no_statistics, cuts_below, step_bytes
 from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.static_norm import StaticNormMethod

@@ -13,7 +13,8 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.block_family import BlockFamily
 from wildflower.models.space import Space
-from wildflower.strategies.search import AscentSearch, ExactSearch
+from wildflower.strategies.ascent_search import AscentSearch
+from wildflower.strategies.search import ExactSearch
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 

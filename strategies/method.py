@@ -44,7 +44,7 @@ from wildflower.strategies.contract_values import (
 from wildflower.strategies.on_devices import OnDevices
 from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import Means, tensor_set_bytes
-from wildflower.strategies.privacy import PrivateMean
+from wildflower.strategies.private_mean import PrivateMean
 from wildflower.strategies.training_steps import Training
 from wildflower.strategies.traits import Traits
 
@@ -241,13 +241,15 @@ class Method(OnDevices, ABC, Generic[P]):
 
     def cost(self, architecture: Architecture) -> Cost:
         """`training_cost`, with the bytes of the tensor sets that travel."""
-        down, up = tensor_set_bytes(
-            self.client_step(Order(0, architecture)), self.family, architecture, self.settings.wire
-        )
+        down, up = tensor_set_bytes(self.priced_step(architecture), self.family, architecture, self.settings.wire)
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
         down += frozen_nbytes(self.family, architecture)
         up = self.settings.upload_bytes(up)
         return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up)
+
+    def priced_step(self, architecture: Architecture) -> ClientStep:
+        """Return the client step whose tensor sets are priced: that of any device, or of one's first round."""
+        return self.client_step(Order(0, architecture))
 
     def order_cost(self, order: Order) -> Cost:
         """What one order costs its device: `cost`, unless a device's orders over one architecture differ."""

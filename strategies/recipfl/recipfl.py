@@ -36,8 +36,9 @@ from wildflower.strategies.method import (
 from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.graph import graph_of
-from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams, digests
+from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams
 from wildflower.strategies.recipfl.hypernetwork_step import HypernetworkStep, check_memory
+from wildflower.strategies.recipfl.tensor_coders import digests
 from wildflower.strategies.submodel import CandidateMethod, first_weights
 from wildflower.strategies.training_steps import ClassCounts
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.levels import Levels
 from wildflower.models.placement import chosen, leading, rolling
 from wildflower.models.traced.family import Traced
+from wildflower.models.weights import with_weights
 
 IMAGES = ("Dense", "Residual", "Separable", "Dense2", "Patches")
 TOKENS = ("Words", "Tied")
