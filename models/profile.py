@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily
+from wildflower.models.block_family import described
 from wildflower.models.cost import (
     CONVOLUTION_KERNEL_BYTES,
     FLOAT_BYTES,
@@ -118,8 +118,9 @@ def profile(piece: Piece, batch_size: int, *, piling: bool = True) -> Profile:
     )
 
 
-def pieces(family: BlockFamily, arch: Architecture) -> list[Piece]:
+def pieces(family: Family, arch: Architecture) -> list[Piece]:
     """Return the blocks of an architecture with their surroundings, in order of computation."""
+    family = described(family, "a search along the chain of blocks (searcher = 'exact', or by the balanced criterion)")
     found = []
     shape, first, held = family.input_shape, True, True
     for block in family.blocks(arch):
