@@ -13,6 +13,7 @@ from wildflower.cli.bench import bench
 from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
 from wildflower.cli.export_command import export, predict
+from wildflower.cli.new import new
 from wildflower.cli.nodes import nodes
 from wildflower.cli.options import Overrides, print_table
 from wildflower.cli.paper_command import paper
@@ -82,6 +83,8 @@ def _options(
 for started in (run, sweep, paper, report, compare):
     app.command()(started)
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
+
+app.add_typer(new, name="new")
 
 
 @app.command()

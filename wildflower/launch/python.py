@@ -138,9 +138,9 @@ def _experiment(
             "data as data="
         )
     file = None if experiment is None else Path(experiment)
-    if not are_objects(objects, given):
-        if file is None:
-            raise SettingsError("there is nothing to run: give an experiment file, or model= and data=")
+    if file is None and not objects and not given:
+        raise SettingsError("there is nothing to run: give an experiment file, or model= and data=")
+    if file is not None and not are_objects(objects, given):
         yield file, given
         return
     base = {} if file is None else with_dashes(read_toml(file, "the experiment"))
