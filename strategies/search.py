@@ -19,7 +19,6 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.frontier import Frontier
-from wildflower.models.profile import Total
 from wildflower.models.space import Space
 from wildflower.strategies.pricing import fits
 
@@ -140,7 +139,7 @@ class ExactSearch:
 
     @property
     def exact(self) -> bool:
-        """Whether `optimum` is the optimum always; in a large space it may miss it by a little."""
+        """Return whether `optimum` is the optimum always; in a large space it may miss it by a little."""
         return self.frontier.exact
 
     def optimum(self, budget: Budget) -> int | None:
@@ -226,8 +225,8 @@ class ExactSearch:
         return fitting
 
 
-def within(total: Total, budget: Budget) -> bool:
-    """Whether a budget suffices for a network that travels to the device, is trained there and comes back."""
+def within(total: Cost, budget: Budget) -> bool:
+    """Return whether a budget suffices for a network that travels to the device, is trained there and comes back."""
     in_time = budget.in_time(total.payload_bytes, total.payload_bytes, total.training_flops)
     in_memory = total.peak_training_memory_bytes <= budget.memory_bytes
     return in_memory and budget.can_travel(total.payload_bytes, total.payload_bytes) and in_time
