@@ -155,6 +155,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         *_part_tables(groups, scale),
         *_privacy_table(groups),
         *_settings_table(groups),
+        *_search_table(groups),
         *([TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []),
     ]
     advice = advice_on(groups, scale)
@@ -336,6 +337,13 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
     if not any(settings for _, settings in rows):
         return []
     return [TextTable("Settings that differ", ["method", "settings"], rows, text_columns=2)]
+
+
+def _search_table(groups: Sequence[Group]) -> list[TextTable]:
+    """How many trials each method's settings were chosen from; nothing where none was searched."""
+    rows = [[group.name, group.runs[0].search or "none"] for group in groups]
+    searched = any(row[1] != "none" for row in rows)
+    return [TextTable("Search for settings", ["method", "search"], rows, text_columns=2)] if searched else []
 
 
 def _csv(groups: Sequence[Group]) -> str:

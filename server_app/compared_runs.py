@@ -19,6 +19,7 @@ from wildflower.server_app.run_folder import (
     read_summary,
 )
 from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.searched import trials_of
 from wildflower.server_app.summary import summarize
 from wildflower.tasks.metrics import Scale
 
@@ -40,6 +41,7 @@ class Run:
         budgets: by tier, the most bytes of memory and of payload of its simulated devices; {} of real ones.
         row: what its group is called, if whoever asked has a name for it.
         finished_rounds: how many its summary.json has, where there is one.
+        search: of how many trials its settings are one; "" of a run of no search.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Run:
     budgets: Mapping[str, Mapping[str, int | None]]
     row: str = ""
     finished_rounds: int | None = None
+    search: str = ""
 
     @property
     def experiment(self) -> dict[str, object]:
@@ -125,7 +128,9 @@ def load_run(run_dir: Path, row: str) -> Run:
     summary = summarize(run_dir, written.status if written else "unfinished", None)
     finished_rounds = None if written is None else written.rounds
     budgets = content.get(BUDGETS, {})
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds)
+    return Run(
+        run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds, trials_of(run_dir)
+    )
 
 
 def replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
