@@ -29,7 +29,7 @@ def connection(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def as_board_error(where: str = "") -> Iterator[None]:
-    """What goes wrong with the connection is a BoardError."""
+    """Turn what goes wrong with the connection into a BoardError."""
     try:
         yield
     except (OSError, EOFError, ValueError) as error:
@@ -39,7 +39,7 @@ def as_board_error(where: str = "") -> Iterator[None]:
 
 
 def take(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    """The trainer's answer and its arrays; BoardError, or MemoryError, where it says that it failed."""
+    """Return the trainer's answer and its arrays; BoardError, or MemoryError, where it says that it failed."""
     with as_board_error():
         answer, arrays = receive(link)
     if "error" not in answer:
@@ -50,7 +50,7 @@ def take(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def about(path: Path) -> dict[str, Any]:
-    """What the trainer says of itself: `device`, `memory_total_bytes`, `torch`, `python`. Raises BoardError."""
+    """Return what the trainer says of itself: `device`, `memory_total_bytes`, `torch`, `python`. Raises BoardError."""
     with connection(path) as link:
         with as_board_error():
             send(link, {"do": "hello", "tensors": []}, [])

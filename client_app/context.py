@@ -24,7 +24,7 @@ from wildflower.client_app.memory import MemoryMeter, memory_limit, touched_byte
 from wildflower.client_app.rounding import LOST_ON_THE_WIRE, Lost, encoded_changes
 from wildflower.messages.encoding import Wire, decode, encode, restored
 from wildflower.messages.frozen_parts import read_part
-from wildflower.messages.orders import EvaluationOrder, LocalTraining, WorkOrder
+from wildflower.messages.orders import LocalTraining, ModelOrder, WorkOrder
 from wildflower.messages.packing import Layout, MessageError, pick, unpack
 from wildflower.messages.sums import not_finite
 from wildflower.messages.tensor_sets import TensorSets, Weights, digest, frozen_layout
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def _fitting(task: Task, device: int, family: Family) -> Task:
-    """The task as a device has it; UnfitError where its data fit neither what is agreed nor the family."""
+    """Return the task as a device has it; UnfitError if its data fit neither what is agreed nor the family."""
     found = task.for_device(device)
     # Only here do a device's own texts and the family meet; the server has checked all others.
     if task.spec.partition == "own" and found.vocabulary is not None:
@@ -88,7 +88,7 @@ class DeviceContext:
 
     def __init__(
         self,
-        order: WorkOrder | EvaluationOrder,
+        order: ModelOrder,
         local: ClientStep,
         before_round: int,
         training: LocalTraining,
@@ -222,11 +222,6 @@ class DeviceContext:
 
     # What stays on the device
 
-    @property
-    def state_folder(self) -> Path:
-        """Return where the device keeps what it keeps of this run."""
-        return self._state.folder
-
     def kept(self, name: str, *, per_architecture: bool = True, recent: bool = False) -> Weights | None:
         """See `wildflower.strategies.method.ClientContext`. What cannot be read counts as lost."""
         since = self._evaluated if recent else 0
@@ -266,7 +261,7 @@ class DeviceContext:
             self._state.take_back(key, self._before)
 
     def check_kept(self, tensor_sets: TensorSets) -> None:
-        """MessageError where the device would keep something of a training that diverged."""
+        """Raise MessageError if the device would keep something of a training that diverged."""
         if not self._to_keep:
             return
         found = {f"tensor set {name!r}": weights for name, weights in tensor_sets.items()}
@@ -316,7 +311,7 @@ class DeviceContext:
     def _within_limits(
         self, batches: Iterator[T], *models: nn.Module, counted: bool = True, most: int = 0
     ) -> Iterator[T]:
-        """One batch after another; after each, the memory of its step is checked.
+        """Yield one batch after another; after each, the memory of its step is checked.
 
         counted: whether each is an optimizer step.
         """
@@ -426,7 +421,7 @@ class DeviceContext:
         self._stack.close()
 
     def measured_bytes(self) -> int | None:
-        """The most memory that the work held; None in a simulation."""
+        """Return the most memory that the work held; None in a simulation."""
         if self._board_bytes is not None:
             return self._board_bytes
         return self.meter.peak_bytes() if self.meter else None

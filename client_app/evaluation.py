@@ -88,7 +88,7 @@ def score_order(
 
 
 def _with_statistics(model: Network, context: DeviceContext, training: LocalTraining) -> Network:
-    """The model with the batch norm statistics of one pass over the device's training examples.
+    """Return the model with the batch norm statistics of one pass over the device's training examples.
 
     While they train, norms of a "static" family keep none. Scored by the statistics of the batch instead, a device with
     few test examples would be scored by which of them come together.

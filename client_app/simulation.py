@@ -63,7 +63,7 @@ class ToScore(BaseModel):
 
 
 class BatchScores(BaseModel):
-    """What every batch comes to, for each exit: the fields of `wildflower.tasks.scoring.Scored`."""
+    """Sums of every batch, for each exit: the fields of `wildflower.tasks.scoring.Scored`."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")  # the loss of a model that has diverged
 
@@ -96,7 +96,7 @@ class ForkServer:
         theirs.close()
 
     def worker(self, number: int) -> Forked:
-        """A new worker; the one of the same number is ended, where it has not ended yet. Raises ForkServerError."""
+        """Return a new worker; the one of the same number is ended, if it has not ended yet. Raises ForkServerError."""
         try:
             self._link.sendall(NUMBER.pack(number))
             said, handles, _, _ = socket.recv_fds(self._link, FORKED.size, 1)
@@ -135,7 +135,7 @@ def _fork_workers(link: socket.socket, servers_end: socket.socket) -> None:
 
 
 def _exit_code(one: multiprocessing.process.BaseProcess) -> int | None:
-    """How a worker has ended whose link has."""
+    """Return how a worker has ended whose link has."""
     one.join(ENDING_SECONDS)
     if one.exitcode is None:
         one.kill()

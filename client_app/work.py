@@ -44,6 +44,7 @@ from wildflower.messages.orders import (
     KeyBatch,
     KeyReply,
     LocalTraining,
+    ModelOrder,
     NodeReport,
     Reply,
     Score,
@@ -151,7 +152,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
 
 
 def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Network | None:
-    """The trained model that an order reads; MessageError where it names none that its device has just trained."""
+    """Return the trained model that an order reads; MessageError if it names none that its device has just trained."""
     if order.after is None:
         return None
     device, model = models.get(order.after, (None, None))
@@ -166,7 +167,7 @@ def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Net
 def _masks(
     batch: Batch, order: WorkOrder, arrays: list[bytes], folder: Path, config: NodeConfig
 ) -> tuple[LocalTraining, WorkOrder, Callable[[Tensor], bytes] | None]:
-    """How a device trains for an order, the order as it does it, and what masks its update; None: nothing does.
+    """Return how a device trains for an order, the order as it does it, and what masks its update; None: nothing does.
 
     Raises MessageError, before anything is trained, where the device may not mask it, or may not do without.
     """
@@ -223,8 +224,8 @@ def _score(
         return Score(device=order.device, error=one_line(f"{type(error).__name__}: {error}"))
 
 
-def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int | None:
-    """The memory that this machine has free, None in a simulation; where it is tight, freed memory is given back."""
+def _make_room(order: ModelOrder, shared_process: bool) -> int | None:
+    """Return the memory that this machine has free, None in a simulation; if it is tight, give freed memory back."""
     if shared_process:
         return None
     available_bytes = probe_machine().memory_available_bytes
@@ -234,7 +235,7 @@ def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int 
 
 
 def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[bytes]]:
-    """What this node's device says of its data: counts, labels and sums."""
+    """Return what this node's device says of its data: counts, labels and sums."""
     try:
         policy = policy_of(config, own_device(config), simulated=False)
         if question.moments:
@@ -246,7 +247,7 @@ def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[byt
 
 
 def _report(config: NodeConfig) -> tuple[str, list[bytes]]:
-    """Which device this node carries, and what it can spend now."""
+    """Return which device this node carries, and what it can spend now."""
     return NodeReport(device=own_device(config), report=device_report(config).to_json()).model_dump_json(), []
 
 
@@ -274,7 +275,7 @@ def preload(kind: str, text: str, config: NodeConfig) -> None:
 
 
 def _prepare(batch: Batch | EvaluationBatch, config: NodeConfig) -> tuple[Task, Family, torch.device]:
-    """The task and family of a batch, kept from one message to the next, and where to compute."""
+    """Return the task and family of a batch, kept from one message to the next, and where to compute."""
     if batch.shared_process:
         use_one_core()
     return load_task(_task(batch, config)), family_of(json.dumps(batch.family)), compute_device()
@@ -288,14 +289,14 @@ def use_one_core() -> None:
 
 
 def compute_device() -> torch.device:
-    """The CUDA device of this process, or else the CPU."""
+    """Return the CUDA device of this process, or else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())  # with its number, which memory limits want
 
 
 def _task(batch: Batch | EvaluationBatch | DataQuestion, config: NodeConfig) -> TaskSpec:
-    """The task of a message. A node may hold its data elsewhere than the server: `data-dir` in its node config.
+    """Return the task of a message. A node may hold its data elsewhere than the server: `data-dir` in its node config.
 
     UnfitError where every device has data of its own, and this node does not say where.
     """
@@ -327,7 +328,7 @@ def _board(batch: Batch | EvaluationBatch, config: NodeConfig) -> Path | None:
 
 @lru_cache(maxsize=8)
 def family_of(spec_json: str) -> Family:
-    """The family of a message, kept for the next ones. Raises MessageError where it is none of this app's."""
+    """Return the family of a message, kept for the next ones. Raises MessageError if it is none of this app's."""
     try:
         return make_family(json.loads(spec_json))
     except ValueError as error:

@@ -19,7 +19,7 @@ from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import Block, Channels, Layer, Norm, Scale, TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import CLASSES, INPUT, Placement, Select, leading, place
-from wildflower.models.training_step import distinct_convolutions, price_of_blocks
+from wildflower.models.training_step import Step
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -44,7 +44,7 @@ class BlockFamily(GroupFamily):
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """Of a family with several exits the segments behind the first, and else none."""
+        """Return the segments behind the first exit of a family with several, and else none."""
         return dict(list(self.segments.items())[1:])
 
     @abstractmethod
@@ -53,7 +53,7 @@ class BlockFamily(GroupFamily):
 
     @property
     def outputs(self) -> Channels:
-        """The classes, which are never cut."""
+        """Return the classes, which are never cut."""
         return Channels(CLASSES, self.classes, self.classes)
 
     def scaled(self, channels: Channels) -> tuple[Layer, ...]:
@@ -88,7 +88,7 @@ class BlockFamily(GroupFamily):
 
     @property
     def with_statistics(self) -> BlockFamily:
-        """The same family with running statistics."""
+        """Return the same family with running statistics."""
         return self if self.norm == "batch" else replace(self, norm="batch")
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
@@ -97,7 +97,7 @@ class BlockFamily(GroupFamily):
         What layers need whose input or weight has no gradient is not described.
         """
         if not self.freeze:
-            return price_of_blocks(self, arch, batch_size, optimizer)
+            return self._step(arch, batch_size, piling=not OPTIMIZERS[optimizer].accumulates).cost(optimizer)
         from wildflower.models.trace import follow  # only a server prices so: devices need not load it
 
         shape, dtype, accumulates = self.input_shape, self.input_dtype, OPTIMIZERS[optimizer].accumulates
@@ -106,7 +106,21 @@ class BlockFamily(GroupFamily):
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Return those of the layers."""
-        return distinct_convolutions(self, arch)
+        return self._step(arch, 1).convolutions
+
+    def inference_macs(self, arch: Architecture) -> int:
+        """Return the multiplications, each with an addition, of one example's forward pass.
+
+        This is what papers on architecture search call "FLOPs". Counted are those of convolutions, linear layers and
+        attention.
+        """
+        return self._step(arch, 1).macs
+
+    def _step(self, arch: Architecture, batch_size: int, *, piling: bool = True) -> Step:
+        self.validate(arch)
+        step = Step(batch_size, piling=piling)
+        step.run(self.blocks(arch), self.input_shape, self.classes, self.input_dtype.itemsize)
+        return step
 
 
 @dataclass(frozen=True)
@@ -130,7 +144,7 @@ class ImageFamily(BlockFamily):
 
     @property
     def inputs(self) -> Channels:
-        """The image's channels, which are never cut."""
+        """Return the image's channels, which are never cut."""
         return Channels(INPUT, self.input_shape[0], self.input_shape[0])
 
     def normalized(self, channels: Channels, name: str = "norm") -> tuple[Layer, ...]:
@@ -160,17 +174,17 @@ class ExitFamily(ImageFamily):
     @property
     @abstractmethod
     def parts(self) -> Mapping[int, tuple[str, ...]]:
-        """The numbers behind which an exit may be, in order -> the groups of that part of the network."""
+        """Return the numbers behind which an exit may be, in order -> the groups of that part of the network."""
 
     @cached_property
     def heads(self) -> Mapping[int, str]:
-        """The numbers of the parts with an exit behind them -> the name of its head."""
+        """Return the numbers of the parts with an exit behind them -> the name of its head."""
         *early, last = self.exits or list(self.parts)[-1:]
         return {part: f"exit{part}" for part in early} | {last: "head"}
 
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:
-        """All groups from one exit to the next."""
+        """Return all groups from one exit to the next."""
         segments: dict[str, tuple[str, ...]] = {}
         groups: tuple[str, ...] = ()
         for part, inside in self.parts.items():
@@ -201,7 +215,7 @@ def _without_memory(family: BlockFamily, arch: Architecture) -> Network:
 
 
 def _twin(module: M) -> M:
-    """A module of its own, with modules of its own inside, over the same parameters and buffers."""
+    """Return a module of its own, with modules of its own inside, over the same parameters and buffers."""
     twin = module.__new__(type(module))
     for name, value in module.__dict__.items():
         # What is changed in place must not be shared: an LSTM also lists its weights.
@@ -223,7 +237,7 @@ def _leading_placement(family: BlockFamily, arch: Architecture) -> Placement:
 
 
 def described(family: Family, who: str) -> BlockFamily:
-    """The family, for what reads descriptions of layers; ValueError where it has none."""
+    """Return the family, for what reads descriptions of layers; ValueError if it has none."""
     if not isinstance(family, BlockFamily):
         raise ValueError(
             f"{who} needs a family of described layers, such as resnet18 (docs/families.md): {family.name} is not one, "

@@ -37,21 +37,21 @@ class Cnn(ExitFamily):
 
     @cached_property
     def kernels(self) -> dict[str, int]:
-        """One elastic kernel per convolution, where there is a choice."""
+        """Return one elastic kernel per convolution, where there is a choice."""
         return dict.fromkeys(self.groups, self.kernel) if self.kernel > 3 else {}
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """One group per convolution."""
+        """Return one group per convolution."""
         return {f"conv{number}": full for number, full in enumerate(self.conv_channels, start=1)}
 
     @cached_property
     def parts(self) -> dict[int, tuple[str, ...]]:
-        """The convolutions."""
+        """Return the convolutions."""
         return {number: (group,) for number, group in enumerate(self.groups, start=1)}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """A block per convolution, each with its head where it has one."""
+        """Return a block per convolution, each with its head where it has one."""
         blocks: list[Block] = []
         inputs, shape = self.inputs, self.input_shape
         for number, outputs in enumerate(self.channels(arch).values(), start=1):
@@ -113,11 +113,11 @@ class PflCnn(ImageFamily):
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """One group per hidden layer."""
+        """Return one group per hidden layer."""
         return {"conv1": 32, "conv2": 64, "fc1": 128}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The convolutions and the head."""
+        """Return the convolutions and the head."""
         conv1, conv2, fc1 = self.channels(arch).values()
         features = Block(
             "features",

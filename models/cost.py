@@ -63,13 +63,13 @@ class Cost:
 
     @property
     def payload_bytes(self) -> int:
-        """What travels the heavier way."""
+        """Return what travels the heavier way."""
         return max(self.download_bytes, self.upload_bytes)
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer keeps and uses, in multiples: `state` of all parameters, `temporary` of the largest one.
+    """Memory that an optimizer keeps and uses, in multiples: `state` of all parameters, `temporary` of the largest one.
 
     accumulates: it steps by the gradients of several micro-batches. Their sum is held while the next one is computed,
         whose gradients go into it layer by layer; without it, gradients pile up in the backward pass alone.
@@ -81,7 +81,7 @@ class Optimizer:
 
     @property
     def copies(self) -> int:
-        """How many times all parameters are held during the whole step, the weights themselves included."""
+        """Return how many times all parameters are held during the whole step, the weights themselves included."""
         return 1 + self.state + self.accumulates
 
 
@@ -97,7 +97,7 @@ OPTIMIZERS |= {name + ACCUMULATED: replace(kept, accumulates=True) for name, kep
 
 
 class Priced(Protocol):
-    """What has a price for each architecture: a family."""
+    """Anything that has a price for each architecture: a family."""
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """Return what an architecture costs."""
@@ -125,7 +125,7 @@ def _cost(family: Priced, arch: Architecture, batch_size: int, optimizer: str) -
 
 @dataclass
 class Footprint:
-    """What one layer allocates and saves for a batch, in bytes; `parameters` and `buffers` in entries."""
+    """Memory that one layer allocates and saves for a batch, in bytes; `parameters` and `buffers` in entries."""
 
     result: int = 0  # a new result; 0 where the layer works in place or returns a view
     saves_input: bool = False
@@ -139,12 +139,6 @@ class Footprint:
     buffers: int = 0
     macs: int = 0  # multiplications and additions for one example
     score_macs: int = 0  # those of one product of positions with positions, of which attention has two
-
-
-def elementwise_footprint(shape: Shape, batch_size: int) -> Footprint:
-    """Return the footprint of a function of every entry that is not in place: its backward pass reads the input."""
-    size = FLOAT_BYTES * batch_size * prod(shape)
-    return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
 
 
 def mean_footprint(shape: Shape, channels: int, batch_size: int) -> Footprint:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import check_cut, is_count
+from wildflower.models.base import check_cut
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
 
@@ -104,12 +104,12 @@ OPERATIONS: dict[str, Callable[[int, int, bool], nn.Module]] = {
 
 
 def edges_of(nodes: int) -> list[tuple[int, int]]:
-    """The edges of a search cell, in the order of its alphas: (node, number of its input)."""
+    """Return the edges of a search cell, in the order of its alphas: (node, number of its input)."""
     return [(node, source) for node in range(nodes) for source in range(2 + node)]
 
 
 def genotype_of(weights: Mapping[str, Tensor]) -> Genotype:
-    """What a search has found: of each node the two strongest edges, by their strongest operation other than `none`.
+    """Return what a search has found: each node's two strongest edges, by their strongest operation but `none`.
 
     Raises:
         ValueError: there are no alphas among the weights, or they are those of no number of nodes.
@@ -257,7 +257,7 @@ class Darts(ModuleFamily):
 
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The genotype in place of the file that it is read from."""
+        """Return the genotype in place of the file that it is read from."""
         found = dict(arguments)
         file = found.pop("searched", "")
         if not file:
@@ -285,9 +285,7 @@ class Darts(ModuleFamily):
         super().__post_init__()
         if self.searched:
             raise ValueError("darts: make_family reads `searched`; give the genotype here")
-        for field in ("channels", "cells", "nodes"):
-            if not is_count(getattr(self, field)):
-                raise ValueError(f"darts: {field} must be a number >= 1, not {getattr(self, field)!r}")
+        self._check_counts("channels", "cells", "nodes")
         if self.cells < 3 or self.channels % 2:
             raise ValueError(
                 f"darts: there must be at least 3 cells and an even number of channels, not {self.cells} and "
@@ -321,7 +319,7 @@ class Darts(ModuleFamily):
 
     @property
     def groups(self) -> dict[str, int]:
-        """The one network."""
+        """Return the one network."""
         return {"network": 1}
 
     def smallest(self) -> Architecture:

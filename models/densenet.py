@@ -31,20 +31,19 @@ class DenseNet121(ImageFamily):
     depth: int = 4
 
     def __post_init__(self) -> None:
-        if not is_count(self.growth):
-            raise ValueError(f"{self.name}: growth must be a number >= 1, not {self.growth!r}")
+        self._check_counts("growth")
         if not is_count(self.depth) or self.depth > len(self.stage_layers):
             raise ValueError(f"{self.name}: depth must be 1 to {len(self.stage_layers)} stages, not {self.depth!r}")
         super().__post_init__()
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """The inside of every layer, four times as wide as what it adds."""
+        """Return the inside of every layer, four times as wide as what it adds."""
         stages = enumerate(self.stage_layers[: self.depth], start=1)
         return {f"stage{stage}_{layer}": 4 * self.growth for stage, layers in stages for layer in range(layers)}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The stem, the layers with transitions between stages, and the head."""
+        """Return the stem, the layers with transitions between stages, and the head."""
         inside = self.channels(arch)
         stream = self._fixed(2 * self.growth)
         blocks = [Block("stem", (Conv("conv", self.inputs, stream, kernel=3, padding=1, bias=False),))]

@@ -95,7 +95,7 @@ class Encoder(ModuleFamily):
 
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The sizes of `model` in place of its name."""
+        """Return the sizes of `model` in place of its name."""
         found = dict(arguments)
         model = found.pop("model", "")
         if not model:
@@ -125,9 +125,7 @@ class Encoder(ModuleFamily):
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"encoder: {field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
-        for field in ("vocabulary", "hidden", "depth", "heads", "mlp", "positions", "token_types"):
-            if not is_count(getattr(self, field)):
-                raise ValueError(f"encoder: {field} must be a number >= 1, not {getattr(self, field)!r}")
+        self._check_counts("vocabulary", "hidden", "depth", "heads", "mlp", "positions", "token_types")
         if type(self.adapter) is not int or self.adapter < 0:
             raise ValueError(f"encoder: adapter must be a number of channels, or 0 for none, not {self.adapter!r}")
         if type(self.lora) is not int or not 0 <= self.lora <= self.hidden:
@@ -167,7 +165,7 @@ class Encoder(ModuleFamily):
 
     @property
     def pair_separator(self) -> int:
-        """See `Family.pair_separator`: of no use where all tokens are of one type, as DistilBERT's are."""
+        """Return the separator; -1 if all tokens are of one type, as DistilBERT's are."""
         return self.separator if self.token_types > 1 and KINDS[self.kind].has_types else -1
 
     @property
@@ -177,12 +175,12 @@ class Encoder(ModuleFamily):
 
     @property
     def deepest(self) -> int:
-        """How many layers the global model has."""
+        """Return how many layers the global model has."""
         return self.depths[-1] if self.depths else self.depth
 
     @property
     def groups(self) -> dict[str, int]:
-        """Of each head, or of the heads, what is kept; the MLP's channels if they are cut; the layers."""
+        """Return each head's channels, or the heads; the MLP's channels if they are cut; the layers."""
         width = {"head_channels": self.head_channels} if self.cut == "channels" else {"heads": self.heads}
         return width | ({"mlp": self.mlp} if self.cut_mlp else {}) | {"layers": self.deepest}
 
@@ -194,7 +192,7 @@ class Encoder(ModuleFamily):
 
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:
-        """The heads; what an architecture chooses is the same for all of them."""
+        """Return the heads; what an architecture chooses is the same for all of them."""
         heads = self.heads_behind.values() if self.early_exits else ("head",)
         return {head: tuple(self.groups) for head in heads}
 
@@ -204,7 +202,7 @@ class Encoder(ModuleFamily):
 
     @property
     def stacks(self) -> dict[str, tuple[str, ...]]:
-        """All layers are one stack."""
+        """Return all layers are one stack."""
         where = KINDS[self.kind].where
         return {"encoder": tuple(f"{where}.layer.{number}" for number in range(self.deepest))}
 
@@ -252,7 +250,7 @@ class Encoder(ModuleFamily):
             raise ValueError(f"encoder: layers must be one of {list(self.depths)}, not {arch.widths[-1]}")
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a tensor is not trained; of an adapter and of LoRA it is, unless they are named themselves.
+        """Say whether a tensor is not trained; of an adapter and of LoRA it is, unless they are named themselves.
 
         What they lie in does not freeze them.
         """
@@ -269,7 +267,7 @@ class Encoder(ModuleFamily):
         return EncoderNetwork(self, hidden, heads, kept.get("mlp", self.mlp), kept["layers"])
 
     def coordinates(self, name: str, spec: TensorSpec) -> tuple[Coordinates, ...]:
-        """The leading entries; where a dimension is the channels of all heads, the leading ones of every head."""
+        """Return the leading entries; of a dimension that is the channels of all heads, those of every head."""
         found = list(super().coordinates(name, spec))
         kind = KINDS[self.kind]
         # B's rows are those of the weights to which B A is added, so that the cut of the sum is the sum of the cuts.
@@ -336,11 +334,11 @@ class EncoderNetwork(Network):
         return self._said(x, list(self.heads)[-1:])[0]
 
     def exits(self, x: Tensor) -> list[Tensor]:
-        """What every head says, from the shallowest to the deepest; each as in `forward`."""
+        """Return what every head says, from the shallowest to the deepest; each as in `forward`."""
         return self._said(x, list(self.heads))
 
     def _said(self, x: Tensor, depths: list[int]) -> list[Tensor]:
-        """What the heads behind these numbers of layers say."""
+        """Return what the heads behind these numbers of layers say."""
         real = x != self.pad_id
         positions = None  # which RoBERTa's embeddings count by themselves
         if not self.positions_from_tokens:
@@ -363,7 +361,7 @@ class EncoderNetwork(Network):
         return ((in_front == 1) & real).to(x.dtype)
 
     def _read(self, head: nn.Module, hidden: Tensor, real: Tensor) -> Tensor:
-        """What a head says of (batch, sequence, hidden), where `real` tokens are no padding."""
+        """Return what a head says of (batch, sequence, hidden), where `real` tokens are no padding."""
         if self.pooling == "cls":
             hidden = hidden[:, 0]
         elif self.pooling == "mean":
@@ -374,7 +372,7 @@ class EncoderNetwork(Network):
 
 
 def _sizes_of(model: str) -> dict[str, Any]:
-    """The sizes that a folder, or a model of the hub, has; ValueError where it is not one of `KINDS`."""
+    """Return the sizes that a folder, or a model of the hub, has; ValueError if it is not one of `KINDS`."""
     with needed("transformers", "the family encoder"):
         from transformers import AutoConfig
 

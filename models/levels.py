@@ -93,7 +93,7 @@ class Levels(ModuleFamily):
 
     @property
     def groups(self) -> dict[str, int]:
-        """The level."""
+        """Return the level."""
         return {"level": len(self.levels)}
 
     @cached_property
@@ -136,14 +136,14 @@ class Levels(ModuleFamily):
 
     @cached_property
     def with_statistics(self) -> Levels:
-        """The modules as they are; the same family where they have no statistics that static norms leave out."""
+        """Return the modules as they are; the same family where they have no statistics that static norms leave out."""
         if self.norm == "batch":
             return self
         found = replace(self, norm="batch")
         return self if meta_state(found, self.full()).keys() == meta_state(self, self.full()).keys() else found
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-        """See `Family.price`; ValueError also where running statistics would never move."""
+        """Follow one training step on fake tensors; ValueError also if running statistics would never move."""
         where = self._where(arch.widths[0])
         _check_norms(where, self.without_memory(arch).train())
         try:
@@ -157,7 +157,7 @@ class Levels(ModuleFamily):
             ) from error
 
     def _where(self, number: int) -> str:
-        """What a message on a level begins with: its number and arguments, unless there is one level alone."""
+        """Return what a message on a level begins with: its number and arguments, unless there is one level alone."""
         return (
             self.function if self.levels == ("{}",) else f"{self.function}: level {number} ({self.levels[number - 1]})"
         )
@@ -217,7 +217,7 @@ def _check_ties(where: str, state: Mapping[str, Tensor]) -> None:
 
 
 def _lists(names: Iterable[str]) -> dict[str, set[int]]:
-    """The numbers that stand behind each prefix in names such as encoder.layer.0.weight."""
+    """Return the numbers that stand behind each prefix in names such as encoder.layer.0.weight."""
     found: dict[str, set[int]] = {}
     for name in names:
         parts = name.split(".")

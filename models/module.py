@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
@@ -41,18 +42,17 @@ class ModuleFamily(Family):
     def network(self, arch: Architecture) -> Network:
         """Return the sub-model of a valid architecture, initialized, on the current default device."""
 
+    @override
     def build(self, arch: Architecture) -> Network:
-        """See `Family.build`."""
         self.validate(arch)
         return without_gradients(self, self.network(arch))
 
     def without_memory(self, arch: Architecture) -> Network:
-        """See `Family.without_memory`. All but parameters has the values that it has on every device and when scored.
+        """Return the sub-model to be given weights; all but parameters has the values that it has on every device.
 
         Constants that are drawn at random are the same for an architecture.
         """
-        with same_draws(), parameters_without_memory():
-            network = self.build(arch)
+        network = _skeleton(self, arch)
         if isinstance(network, AnyNetwork) and _holds(self, arch):
             fill_held(network.module, lambda: self.drawn(arch))
             network.find_held()
@@ -60,28 +60,27 @@ class ModuleFamily(Family):
 
     def from_first_weights(self, arch: Architecture) -> list[str]:
         """Return the names of constants of a sub-model that come from its first weights (`wildflower.models.held`)."""
-        with same_draws(), parameters_without_memory():
-            skeleton = self.build(arch)
+        skeleton = _skeleton(self, arch)
         if not isinstance(skeleton, AnyNetwork) or not lacks_values(skeleton.module):
             return []
         return from_first_weights(skeleton.module, self.drawn(arch), self.drawn(arch, 1))
 
     def drawn(self, arch: Architecture, seed: int = 0) -> nn.Module:
-        """The module with memory, the same each time."""
+        """Return the module with memory, the same each time."""
         with same_draws(seed):
             network = self.build(arch)
         return network.module if isinstance(network, AnyNetwork) else network
 
+    @override
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
-        """See `Family.tensors`; the network is built once, on the meta device."""
         return _tensors(self, arch)
 
+    @override
     def further_names(self) -> Mapping[str, str]:
-        """See `Family.further_names`."""
         return _further_names(self)
 
     def place(self, arch: Architecture, select: Select = leading) -> Placement:
-        """See `Family.place`: leading slices, the only cut there is."""
+        """Return the leading slices, the only cut there is."""
         if select is not leading:
             raise ValueError(
                 f"{self.name}: its sub-models are leading slices, and the strategy selects other channels: take one "
@@ -90,31 +89,33 @@ class ModuleFamily(Family):
         return _placement(self, arch)
 
     def coordinates(self, name: str, spec: TensorSpec) -> tuple[Coordinates, ...]:
-        """Where a sub-model's tensor lies in the global one of its name: the leading entries."""
+        """Return where a sub-model's tensor lies in the global one of its name: the leading entries."""
         return tuple(slice(0, size) for size in spec.shape)
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-        """See `Family.price`: one training step is followed on fake tensors."""
+        """Follow one training step on fake tensors."""
         step = _step(self, arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates)
         return step.cost(batch_size, optimizer)
 
+    @override
     def convolutions(self, arch: Architecture) -> set[Convolution]:
-        """Those that a step computes."""
         return _step(self, arch, 2, accumulates=False).convolutions
 
     def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
-        """The shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
+        """Return the shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
         return _step(self, arch, batch_size, accumulates=False).answer
 
 
 @lru_cache(maxsize=256)
 def _holds(family: ModuleFamily, arch: Architecture) -> bool:
-    """Whether a module has tensors outside of its tables, or buffers that got no memory and do not travel."""
+    """Say whether a module has tensors outside of its tables, or buffers that got no memory and do not travel."""
+    network = _skeleton(family, arch)
+    return isinstance(network, AnyNetwork) and (bool(held_tensors(network.module)) or lacks_values(network.module))
+
+
+def _skeleton(family: ModuleFamily, arch: Architecture) -> Network:
     with same_draws(), parameters_without_memory():
-        network = family.build(arch)
-    if not isinstance(network, AnyNetwork):
-        return False
-    return bool(held_tensors(network.module)) or lacks_values(network.module)
+        return family.build(arch)
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +153,7 @@ def _further_names(family: ModuleFamily) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _one_more(family: ModuleFamily) -> ModuleFamily | None:
-    """The family for one class more, or None where it has just these classes, which the log says."""
+    """Return the family for one class more, or None where it has just these classes, which the log says."""
     try:
         return replace(family, classes=family.classes + 1)
     except PluginError as error:
@@ -166,7 +167,7 @@ def _of_full(family: ModuleFamily) -> dict[str, int]:
 
 
 def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[str, Tensor]) -> dict[str, int]:
-    """The dimension of classes of every tensor that has one: the one that grows where there is one class more.
+    """Return the dimension of classes of every tensor that has one: the one that grows where there is one class more.
 
     None has one where the network cannot be built for one class more.
 
@@ -186,7 +187,7 @@ def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[st
 
 
 def meta_state(family: Family, arch: Architecture) -> dict[str, Tensor]:
-    """What an architecture's state dict holds, without memory."""
+    """Return what an architecture's state dict holds, without memory."""
     return family.without_memory(arch).state_dict()
 
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from torch import nn
-
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import is_count
 from wildflower.models.block_family import ExitFamily
-from wildflower.models.convolutions import Conv
+from wildflower.models.convolutions import Conv, draw_by_outgoing
 from wildflower.models.layers import Block, Channels, GlobalPool, Layer, Linear, Relu, Relu6
 from wildflower.models.network import Network
 from wildflower.plugins.nearest import nearest_part
@@ -55,16 +53,9 @@ class ResNet(ExitFamily):
             raise ValueError(f"{self.name}: depth must be 1 to {len(self.stage_blocks)} stages, not {self.depth!r}")
         if self.depth < len(self.stage_blocks) and len(self.exits) > 1:
             raise ValueError(f"{self.name}: early exits go with depth = {len(self.stage_blocks)} only")
-        if not is_count(self.first_channels):
-            raise ValueError(f"{self.name}: first_channels must be a number >= 1, not {self.first_channels!r}")
-        if self.stage_channels and (
-            not isinstance(self.stage_channels, tuple)
-            or len(self.stage_channels) != len(self.stage_blocks)
-            or not all(is_count(size) for size in self.stage_channels)
-        ):
-            raise ValueError(
-                f"{self.name}: stage_channels must be a list of 4 numbers >= 1, not {self.stage_channels!r}"
-            )
+        self._check_counts("first_channels")
+        if self.stage_channels:
+            self._check_sizes("stage_channels", count=len(self.stage_blocks))
         if self.stage_channels and self.first_channels != ResNet.first_channels:
             raise ValueError(f"{self.name}: stage_channels say the first channels as well: leave out first_channels")
         if self.activation not in ACTIVATIONS:
@@ -80,7 +71,7 @@ class ResNet(ExitFamily):
 
     @cached_property
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """The blocks of the stages."""
+        """Return the blocks of the stages."""
         return {
             f"stage{number}": tuple(f"stage{number}_{block}" for block in range(blocks))
             for number, blocks in enumerate(self.stage_blocks[: self.depth], start=1)
@@ -88,19 +79,19 @@ class ResNet(ExitFamily):
 
     @property
     def stacks(self) -> Mapping[str, tuple[str, ...]]:
-        """The stages."""
+        """Return the stages."""
         return self.stages
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """All blocks but the first of a stage, which changes the shape; with early exits all segments but the first."""
+        """Return all blocks but the first of a stage, which changes the shape; with early exits all later segments."""
         if len(self.segments) > 1:
             return super().removable
         return {block: self._inner(block) for blocks in self.stages.values() for block in blocks[1:]}
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """The stem, where it is not the first stage's stream, then each stage's stream and the groups of its blocks."""
+        """Return the stem, if it is not the first stage's stream, then each stage's stream and its blocks' groups."""
         sizes = self.stage_channels or tuple(self.first_channels * 2**n for n in range(len(self.stage_blocks)))
         groups = {"stem": sizes[0]} if self.bottleneck else {}
         for full, (stage, blocks) in zip(sizes, self.stages.items(), strict=False):
@@ -111,7 +102,7 @@ class ResNet(ExitFamily):
 
     @cached_property
     def parts(self) -> dict[int, tuple[str, ...]]:
-        """The stages; the stem is in front of the first."""
+        """Return the stages; the stem is in front of the first."""
         stem = ("stem",) if self.bottleneck else ()
         parts = {
             number: (*(stem if number == 1 else ()), f"{stage}.stream", *(g for b in blocks for g in self._inner(b)))
@@ -122,7 +113,7 @@ class ResNet(ExitFamily):
         return parts
 
     def beyond(self, depths: Mapping[str, int]) -> list[str]:
-        """The blocks that are left out where only the first `depths[stage]` blocks of a stage are kept."""
+        """Return the blocks that are left out where only the first `depths[stage]` blocks of a stage are kept."""
         left_out: list[str] = []
         for stage, depth in depths.items():
             if stage not in self.stages:
@@ -134,11 +125,11 @@ class ResNet(ExitFamily):
         return left_out
 
     def _inner(self, block: str) -> tuple[str, ...]:
-        """The groups inside a block: one in a basic block, two in a bottleneck."""
+        """Return the groups inside a block: one in a basic block, two in a bottleneck."""
         return (f"{block}.inner1", f"{block}.inner2") if self.bottleneck else (f"{block}.inner1",)
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The stem, the kept blocks of each stage and its head where it has one."""
+        """Return the stem, the kept blocks of each stage and its head where it has one."""
         channels, activation = self.channels(arch), ACTIVATIONS[self.activation]
         stream = channels["stem" if self.bottleneck else "stage1.stream"]
         conv = Conv("conv", self.inputs, stream, kernel=3, padding=1, bias=False)
@@ -165,17 +156,15 @@ class ResNet(ExitFamily):
         return blocks
 
     def build(self, arch: Architecture) -> Network:
-        """Return the sub-model, its convolutions drawn as He et al. (2015) do, by their outgoing connections."""
+        """Return the sub-model, its convolutions drawn as `draw_by_outgoing` does."""
         network = super().build(arch)
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_by_outgoing(network)
         return network
 
     def _residual(
         self, name: str, inputs: Channels, channels: dict[str, Channels], outputs: Channels, stride: int
     ) -> list[Block]:
-        """One residual block; where a pre-activated one projects its input, the norm in front is a block of its own."""
+        """Return one residual block; if a pre-activated one projects its input, the norm in front is its own block."""
         activation = ACTIVATIONS[self.activation]
         first = channels[f"{name}.inner1"]
         if self.bottleneck:

@@ -13,7 +13,7 @@ import numpy as np
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily, described
+from wildflower.models.group_family import GroupFamily, cut_by_groups
 from wildflower.plugins.nearest import nearest_part
 
 
@@ -58,7 +58,7 @@ class Space:
     System-Heterogeneous Federated Learning through Dynamic Model Search".
     """
 
-    family: BlockFamily
+    family: GroupFamily
     choices: tuple[Choice, ...]
     kernels: tuple[KernelChoice, ...] = ()
     floors: tuple[Floor, ...] = ()
@@ -88,7 +88,7 @@ class Space:
         Raises:
             ValueError: what is impossible, and of which layer.
         """
-        family = described(family, "a search space")
+        family = cut_by_groups(family, "a search space")
         inside = {group for groups in family.removable.values() for group in groups}
         layers = {group: (group,) for group in family.groups if group not in inside} | dict(family.removable)
         sides = {f"{kernel}.kernel": kernel for kernel in family.kernels}
@@ -185,7 +185,7 @@ class Space:
 
     @cached_property
     def options(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Of every decision its options, ascending: kept channels of the choice's groups, or a kernel's side."""
+        """Return the options of every decision, ascending: kept channels of the choice's groups, or a kernel's side."""
         full = self.family.groups
         widths = (
             tuple(dict.fromkeys(tuple(kept(share, full[group]) for group in choice.groups) for share in choice.shares))
@@ -195,13 +195,13 @@ class Space:
 
     @cached_property
     def floor_decisions(self) -> dict[Floor, tuple[int, ...]]:
-        """Of every floor the numbers of its layers' decisions."""
+        """Return the numbers of the decisions about the layers of every floor."""
         numbers = {choice.name: number for number, choice in enumerate(self.choices)}
         return {floor: tuple(numbers[layer] for layer in floor.layers) for floor in self.floors}
 
     @property
     def size(self) -> int:
-        """The number of architectures."""
+        """Return the number of architectures."""
         bound = {decision for decisions in self.floor_decisions.values() for decision in decisions}
         size = math.prod(len(options) for decision, options in enumerate(self.options) if decision not in bound)
         for floor, decisions in self.floor_decisions.items():
@@ -240,11 +240,11 @@ class Space:
         )
 
     def keeps_enough(self, picks: Sequence[int]) -> bool:
-        """Whether as many layers stay as the floors say."""
+        """Say whether as many layers stay as the floors say."""
         return all(self._staying(picks, found) >= floor.minimum for floor, found in self.floor_decisions.items())
 
     def allows(self, architecture: Architecture) -> bool:
-        """Whether an architecture is one of the family, and as many of its layers stay as the floors say.
+        """Say whether an architecture is one of the family, and as many of its layers stay as the floors say.
 
         What two of the space have in common may not be allowed: if each keeps another one of two blocks, none is left.
         """
@@ -282,7 +282,7 @@ class Space:
         return self.architecture([len(options) - 1 for options in self.options])
 
     def canonical(self, picks: Sequence[int]) -> tuple[int, ...]:
-        """The picks themselves: different ones are different architectures."""
+        """Return the picks themselves: different ones are different architectures."""
         return tuple(picks)
 
     def sample(self, rng: np.random.Generator) -> Architecture:
@@ -332,7 +332,7 @@ def _by_name(
     return found
 
 
-def _check_distinct(choice: Choice, family: BlockFamily) -> None:
+def _check_distinct(choice: Choice, family: GroupFamily) -> None:
     """Raise ValueError where two shares that were given for a layer by its name keep the same channels of it."""
     sizes = [family.groups[group] for group in choice.groups]
     by_channels: dict[tuple[int, ...], float] = {}
@@ -346,8 +346,8 @@ def _check_distinct(choice: Choice, family: BlockFamily) -> None:
         by_channels[channels] = share
 
 
-def _floors(family: BlockFamily, min_blocks: int) -> tuple[Floor, ...]:
-    """What `min_blocks` means for each stack of a family, beside the blocks that always stay."""
+def _floors(family: GroupFamily, min_blocks: int) -> tuple[Floor, ...]:
+    """Return what `min_blocks` means for each stack of a family, beside the blocks that always stay."""
     if min_blocks < 1:
         raise ValueError(f"space: at least 1 block of a stack stays, not {min_blocks}")
     if min_blocks > 1 and not (family.removable and family.stacks):

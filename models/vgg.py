@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
 from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Dropout, Flatten, Layer, Linear, Pool, Relu
@@ -30,8 +29,7 @@ class Vgg(ExitFamily):
     block_channels: tuple[int, ...] = (32, 64, 128, 256)
 
     def __post_init__(self) -> None:
-        if not self.block_channels or not all(is_count(size) for size in self.block_channels):
-            raise ValueError(f"{self.name}: block_channels must hold sizes >= 1, not {self.block_channels!r}")
+        self._check_sizes("block_channels")
         super().__post_init__()
 
     @cached_property
@@ -41,11 +39,11 @@ class Vgg(ExitFamily):
 
     @cached_property
     def parts(self) -> dict[int, tuple[str, ...]]:
-        """The blocks."""
+        """Return the blocks."""
         return {block: (f"block{block}.conv1", f"block{block}.conv2") for block in range(len(self.block_channels))}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The convolutional blocks, each with its head where it has one."""
+        """Return the convolutional blocks, each with its head where it has one."""
         channels = self.channels(arch)
         blocks: list[Block] = []
         inputs, shape = self.inputs, self.input_shape

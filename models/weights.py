@@ -13,7 +13,7 @@ from wildflower.models.network import Network
 
 
 def with_weights(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> Network:
-    """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place.
+    """Return the sub-model over these very tensors: nothing is initialized or copied; training changes them in place.
 
     Raises ValueError where names or shapes are not those of the sub-model.
     """
@@ -25,7 +25,7 @@ def with_weights(family: Family, architecture: Architecture, weights: Mapping[st
 
 
 def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """What `load_state_dict(weights, assign=True)` does, in a third of the time, which counts once per device."""
+    """Do what `load_state_dict(weights, assign=True)` does, in a third of the time, which counts once per device."""
     left = dict(weights)
     held = {id(tensor) for tensor in getattr(model, "held", ())}
     made: dict[int, Tensor] = {}  # what a tensor of the model has become: tied weights are one under several names
@@ -84,5 +84,5 @@ def fill_buffers(model: Network, family: Family, architecture: Architecture) -> 
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that are not frozen, by name."""
+    """Return the parameters that are not frozen, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -109,7 +109,7 @@ def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer | None] | Non
 
 
 def agreed_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData | None:
-    """What the devices of a run say of data that they alone hold; None where the server deals them out.
+    """Return what the devices of a run say of data that they alone hold; None where the server deals them out.
 
     A run that is resumed goes on with what its devices had agreed on. Without a fleet it needs the grid, to ask nodes.
     """

@@ -74,7 +74,8 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
 
 
 def privacy_of(config: RunConfig) -> Privacy | None:
-    """How the run protects its devices; ConfigError where no noise is enough, or the accountant is not installed."""
+    """Return how the run protects its devices; ConfigError where no noise is enough, or the accountant is not
+    installed."""
     if not config.is_private:
         return None
     rate = config.devices_per_round / config.devices

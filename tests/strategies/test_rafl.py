@@ -24,7 +24,6 @@ from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
-from wildflower.models.training_step import inference_macs
 from wildflower.models.weights import with_weights
 from wildflower.strategies.ensemble import Ensemble
 from wildflower.strategies.method import Order
@@ -590,7 +589,7 @@ def test_evolution_without_accuracies_finds_the_most_multiplications():
     for limit in (memory[len(memory) // 2], memory[-1]):
         found = method.assign(3, budget(limit + beside))
         fitting = [a for a, price in prices.items() if price.peak_training_memory_bytes <= limit]
-        assert inference_macs(ELASTIC, found) == max(inference_macs(ELASTIC, a) for a in fitting)
+        assert ELASTIC.inference_macs(found) == max(ELASTIC.inference_macs(a) for a in fitting)
         assert method.assign(3, budget(limit + beside)) == found
 
 

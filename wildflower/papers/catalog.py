@@ -175,6 +175,9 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
         found["examples-per-device"] = 8
     found |= {key: 2 for key in ("personal.every", "personal.first-round") if key in whole}
     found |= {"schedule.decay-rounds": "1"} if "schedule.decay-rounds" in whole else {}
+    if public := whole.get("public.task"):
+        data = _made({**whole, "task": public}, folder, MADE_EXAMPLES)
+        found |= {"public.data-dir": data, "public.examples": 8, "ensemble.steps": 1, "ensemble.batch-size": 4}
     found |= _of_method(whole) | dict(text.partition("=")[::2] for text in one.tiny)
     found = {key: value for key, value in found.items() if key not in own}
     sizes = f"hidden = 16, heads = 4, mlp = 16, positions = 32, vocabulary = {made.TOKENS}, token_types = 1"
@@ -231,6 +234,4 @@ def _of_method(row: Mapping[str, Any]) -> dict[str, Any]:
             return {"hypemefed.hidden": 8, "hypemefed.epochs": 1}
         case "model-search":
             return {"distillation.steps": 1, "distillation.batch-size": 4}
-        case "feddf" | "rafl":
-            return {"ensemble.steps": 1, "ensemble.batch-size": 4, "public.examples": 8}
     return {}
