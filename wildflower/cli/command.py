@@ -21,6 +21,7 @@ from wildflower.cli.probe_command import bandwidth_server, probe
 from wildflower.cli.run import run
 from wildflower.cli.supernet_command import supernet
 from wildflower.cli.sweep import sweep
+from wildflower.cli.tune import tune
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.plugins.user_error import UserError
 
@@ -76,7 +77,7 @@ def _options(
     pass
 
 
-for started in (run, sweep, paper, report, compare):
+for started in (run, sweep, tune, paper, report, compare):
     app.command()(started)
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 
