@@ -1,4 +1,4 @@
-"""A comparison for a paper: one table in LaTeX or Markdown, and figures with seeds as bands."""
+"""A comparison for a paper: the columns of its one table, and figures with seeds as bands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_COLUMNS = 12
-IN_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$"} | {letter: f"\\{letter}" for letter in "&%$#_{}"}
 PANEL_INCHES = (4.2, 3.0)
 OVER = {
     "rounds": "round",
@@ -42,25 +41,6 @@ def paper_columns(tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]
         for line, row in zip(lines, its_rows, strict=True):
             line += [row[place] for place in places]
     return found[:MAX_COLUMNS], [line[:MAX_COLUMNS] for line in lines]
-
-
-def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
-    """Return a table in Markdown: texts to the left, figures to the right."""
-    marks = ["---" if place < text_columns else "---:" for place in range(len(headers))]
-    lines = [headers, marks, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def latex(headers: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
-    """Return a table in LaTeX, which needs the package booktabs."""
-    columns = "".join("l" if place < text_columns else "r" for place in range(len(headers)))
-    head, *lines = (" & ".join(map(_in_latex, line)) + r" \\" for line in (headers, *rows))
-    inside = [r"\toprule", head, r"\midrule", *lines, r"\bottomrule"]
-    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *inside, r"\end{tabular}", ""])
-
-
-def _in_latex(text: str) -> str:
-    return "".join(IN_LATEX.get(letter, letter) for letter in text)
 
 
 def figure(groups: Sequence[Group], scale: Scale, over: str | Sequence[str] | None = None) -> Figure:

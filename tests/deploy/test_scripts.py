@@ -141,15 +141,77 @@ def test_a_dry_run_shows_the_service_and_changes_nothing(secrets, board, command
     assert r"bandwidth-token-file=\"/etc/wildflower/bandwidth.token\"" in text
     assert f"--mode=0640 {key} /etc/wildflower/node.key" in text
     assert "Restart=always" in text
-    assert "OOMPolicy=continue" in text
+    assert "RestartPreventExitStatus=77" in text
+    assert "LogRateLimitBurst=600" in text
+    assert "+ timedatectl set-ntp true" in text
     assert "WILDFLOWER_CACHE=/var/lib/wildflower/cache" in text
     # A PyTorch that does not start on this board is found before there is a service of it.
-    assert text.index("import\\ threading\\,\\ torch") < text.index("write /etc/systemd/system/wildflower-node.service")
+    assert text.index("import\\ threading") < text.index("import\\ torch")
+    assert text.index("import\\ torch") < text.index("write /etc/systemd/system/wildflower-node.service")
     assert not Path("/etc/wildflower").exists()
     code, text = script(f"{board}/install", "--uninstall", "--dry-run")
     assert code == 0
     assert "+ rm -rf /etc/wildflower" in text
     assert "rm -rf /var/lib/wildflower" not in text
+
+
+def with_programs(folder: Path, *arguments: object, **programs: str) -> tuple[int, str]:
+    """A script's exit code and what it says, with programs of our own first in its way."""
+    for name, text in programs.items():
+        program(folder / "bin", name, text)
+    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([*map(str, arguments)], env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def usual(secrets: Path) -> list[object]:
+    ca, key = secrets / "ca.crt", secrets / "nodes" / "node-1"
+    return ["--superlink", "fl.example:8000", "--device", 1, "--ca", ca, "--key", key, "--dry-run"]
+
+
+@pytest.mark.parametrize(("release", "knows"), [("237", False), ("242", False), ("243", True), ("252", True)])
+def test_a_unit_has_only_what_its_systemd_knows(secrets, tmp_path, release, knows):
+    systemctl = f'echo "systemd {release} ({release}.1-2)"'
+    code, text = with_programs(tmp_path, DEPLOY / "raspberry-pi/install", *usual(secrets), systemctl=systemctl)
+    assert code == 0, text
+    assert ("OOMPolicy=continue" in text) is knows
+
+
+def test_an_owner_limits_what_a_node_takes(secrets):
+    limits = ["--memory-max", "1500M", "--cpu-quota", "150%", "--nice", "15"]
+    code, text = script("raspberry-pi/install", *usual(secrets), *limits)
+    assert code == 0, text
+    for line in ("MemoryMax=1500M", "CPUQuota=150%", "Nice=15", "WatchdogSec=300"):
+        assert f"    {line}\n" in text
+    code, text = script("jetson/install", *usual(secrets), *limits)
+    assert code == 0, text
+    assert "--log-driver none --memory 1500M --memory-swap 1500M --cpus 1.5 --cpu-shares 256 " in text
+    code, text = script("raspberry-pi/install", *usual(secrets))
+    assert "MemoryMax" not in text
+    assert "    Nice=10\n" in text
+    for option, wrong in (("--memory-max", "lots"), ("--cpu-quota", "2"), ("--nice", "-5"), ("--image", "x")):
+        code, text = script("raspberry-pi/install", *usual(secrets), option, wrong)
+        assert code == 1
+        assert text.startswith(f"Raspberry Pi: {option}")
+
+
+def test_a_jetson_takes_an_image_that_is_there(secrets):
+    code, text = script("jetson/install", *usual(secrets), "--image", "mine:2")
+    assert code == 0, text
+    assert "+ docker tag mine:2 wildflower-device" in text
+    assert "docker build" not in text
+    assert "docker build --network host " in script("jetson/install", *usual(secrets))[1]
+
+
+def test_an_old_docker_engine_is_named_and_not_pytorch(secrets, tmp_path):
+    nothing = dict.fromkeys(("useradd", "runuser", "install", "timedatectl", "systemctl"), "exit 0")
+    docker = 'case "$*" in *threading*) echo "RuntimeError: can\'t start new thread" >&2; exit 1 ;; esac'
+    given = [part for part in usual(secrets) if part != "--dry-run"]
+    who = 'case "$1" in -u) echo 0 ;; esac'
+    code, text = with_programs(tmp_path, DEPLOY / "jetson/install", *given, docker=docker, id=who, **nothing)
+    assert code == 1
+    assert "this Docker engine is too old for newer images (it blocks clone3" in text
+    assert "PyTorch does not work" not in text
 
 
 def test_boards_get_a_pytorch_that_their_processors_run(secrets):

@@ -13,6 +13,8 @@ from wildflower.cli.bench import bench
 from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
 from wildflower.cli.export_command import export, predict
+from wildflower.cli.fleet import fleet
+from wildflower.cli.new import new
 from wildflower.cli.nodes import nodes
 from wildflower.cli.options import Overrides, print_table
 from wildflower.cli.paper_command import paper
@@ -21,6 +23,7 @@ from wildflower.cli.probe_command import bandwidth_server, probe
 from wildflower.cli.run import run
 from wildflower.cli.supernet_command import supernet
 from wildflower.cli.sweep import sweep
+from wildflower.cli.tune import tune
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.plugins.user_error import UserError
 
@@ -79,9 +82,11 @@ def _options(
     pass
 
 
-for started in (run, sweep, paper, report, compare):
+for started in (run, sweep, tune, paper, report, compare):
     app.command()(started)
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
+
+app.add_typer(new, name="new")
 
 
 @app.command()
@@ -129,7 +134,7 @@ def config(
         typer.echo(f"--all shows all {len(values)} keys.")
 
 
-for shown in (check, plan, export, predict, supernet, nodes, probe, bandwidth_server):
+for shown in (check, plan, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
     app.command()(shown)
 
 

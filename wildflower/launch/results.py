@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -17,11 +17,11 @@ from wildflower.plugins.extras import needed
 from wildflower.server_app.compare import Comparison
 from wildflower.server_app.compare import compare as compare_runs
 from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds
-from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary, flat
+from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary
+from wildflower.server_app.tables import frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pydantic import BaseModel
     from torch import nn
 
     from wildflower.server_app.models import Which
@@ -36,7 +36,7 @@ OVERVIEW = (
 
 
 class Run:
-    """What a run has left in its folder, finished or not.
+    """The results that a run has left in its folder, finished or not.
 
     Attributes:
         folder: where it lies.
@@ -87,7 +87,7 @@ class Run:
         `delivered_score_by_tier.small`. Where a round was not evaluated, its scores are NaN. Bytes and seconds are
         those of the round, `simulated_seconds` is the virtual clock at its end.
         """
-        return _frame(read_rounds(self.folder), RoundRecord).set_index("round")
+        return frame_of(read_rounds(self.folder), RoundRecord).set_index("round")
 
     @cached_property
     def devices(self) -> pd.DataFrame:
@@ -97,7 +97,7 @@ class Run:
         """
         finished = self.summary.rounds
         records = [record for record in read_devices(self.folder) if record.round <= finished]
-        return _frame(records, DeviceRecord, whole=("architecture",))
+        return frame_of(records, DeviceRecord, whole=("architecture",))
 
     @property
     def overview(self) -> pd.DataFrame:
@@ -188,23 +188,10 @@ class Sweep:
         own = [{key: run.config[key] for key in (*self.grid, "seed")} for run in self.runs]
         places = [row | place for row, place in zip(rows, own, strict=True)]
         names = [run.folder.name for run in self.runs]
-        figures = _frame([run.summary for run in self.runs], Summary)
+        figures = frame_of([run.summary for run in self.runs], Summary)
         return pd.concat([pd.DataFrame(places, index=names), figures.set_axis(names)], axis="columns")
 
     @cached_property
     def comparison(self) -> Comparison:
         """The runs side by side, and in words which method to take and how sure that is."""
         return compare_runs([run.folder for run in self.runs], rows=self.rows)
-
-
-def _frame(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[str] = ()) -> pd.DataFrame:
-    with needed("pandas", "a table"):
-        import pandas as pd
-
-    rows = [flat(record.model_dump(), whole) for record in records]
-    frame = pd.DataFrame(rows, columns=None if rows else list(kind.model_fields))
-    # Where a round has none of something, that stands beside the columns of the others' parts.
-    parted = {str(column).partition(".")[0] for column in frame.columns if "." in str(column)}
-    order = {name: place for place, name in enumerate(kind.model_fields)}
-    columns = [column for column in frame.columns if column not in parted]
-    return frame[sorted(columns, key=lambda column: order[str(column).partition(".")[0]])]
