@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,17 +28,30 @@ class Tally:
     memory_share: float = 0.0  # predicted memory over the budget, summed over what was trained
     down_bytes: int = 0
     up_bytes: int = 0
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # of budgets, and of models' sizes
+    binding: Counter[str] = field(default_factory=Counter)  # of which limit a model takes the largest share
 
     def add(self, record: DeviceRecord) -> None:
         """Count one device in one round."""
         word = record.outcome_word
         self.outcomes[word] += 1
+        if record.budget is not None:
+            for name in ("memory_bytes", "download_bytes", "upload_bytes"):
+                self._widen(name, getattr(record.budget, name))
         if word == "trained":
             self.parameters += record.parameters or 0
             self.down_bytes += record.download_bytes or 0
             self.up_bytes += record.upload_bytes or 0
-            if record.budget and record.budget.memory_bytes and record.predicted_memory_bytes is not None:
-                self.memory_share += record.predicted_memory_bytes / record.budget.memory_bytes
+            self._widen("parameters", record.parameters)
+            shares = _shares(record)
+            self.memory_share += shares.get("memory", 0.0)
+            if shares:
+                self.binding[max(shares, key=lambda limit: shares[limit])] += 1
+
+    def _widen(self, name: str, value: float | None) -> None:
+        if value is not None:
+            low, high = self.ranges.get(name, (value, value))
+            self.ranges[name] = min(low, value), max(high, value)
 
     @property
     def total(self) -> int:
@@ -51,6 +64,18 @@ class Tally:
         return self.parameters / self.outcomes["trained"] if self.outcomes["trained"] else None
 
 
+def _shares(record: DeviceRecord) -> dict[str, float]:
+    """Return which share of each limit of its budget a device's model takes."""
+    if record.budget is None:
+        return {}
+    limits = {
+        "memory": (record.predicted_memory_bytes, record.budget.memory_bytes),
+        "link, down": (record.download_bytes, record.budget.download_bytes),
+        "link, up": (record.upload_bytes, record.budget.upload_bytes),
+    }
+    return {limit: taken / most for limit, (taken, most) in limits.items() if taken is not None and most}
+
+
 @dataclass
 class Activity:
     """Who trained what when: rows are devices, or tiers where there are too many; columns are one or more rounds."""
@@ -60,6 +85,8 @@ class Activity:
     columns: int
     rounds_per_column: int
     by_tier: bool
+    by_tier_rows: dict[str, Tally]  # of each tier, also where rows are devices
+    asked: list[int]  # the devices that were
     tiers: dict[int, str]  # of the devices that are known
     reasons: Counter[str]
     devices: int  # how many different ones were asked
@@ -81,7 +108,7 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
     distinct: set[int] = set()
     device_rows: dict[int | str, Tally] = {}
     device_cells: dict[tuple[int | str, int], Tally] = {}
-    tier_rows: dict[int | str, Tally] = {}
+    tier_rows: dict[str, Tally] = {}
     tier_cells: dict[tuple[int | str, int], Tally] = {}
     by_tier = False
     for record in records:
@@ -107,14 +134,16 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
             device_rows.setdefault(record.device, Tally()).add(record)
             device_cells.setdefault((record.device, column), Tally()).add(record)
             by_tier = len(device_rows) > MAX_DEVICES or len(device_cells) > MAX_CELLS
-    rows, cells = (tier_rows, tier_cells) if by_tier else (device_rows, device_cells)
-    order: list[Any] = in_fleet_order(seen.values(), seen) if by_tier else sorted(device_rows)
+    tiers = {name: tier_rows[name] for name in in_fleet_order(seen.values(), seen)}
+    rows: Mapping[Any, Tally] = tiers if by_tier else {device: device_rows[device] for device in sorted(device_rows)}
     return Activity(
-        rows={name: rows[name] for name in order},
-        cells=cells,
+        rows=dict(rows),
+        cells=tier_cells if by_tier else device_cells,
         columns=columns,
         rounds_per_column=rounds_per_column,
         by_tier=by_tier,
+        by_tier_rows=tiers,
+        asked=list(seen),
         tiers=seen,
         reasons=reasons,
         devices=len(seen),

@@ -3,13 +3,21 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
-from wildflower.plugins.extras import needed
 from wildflower.plugins.reference import top_module
-from wildflower.server_app.compared_runs import DATA_HASH, FLEET_HASH, Group, differing_keys, shortened
+from wildflower.server_app.compared_runs import (
+    CONFIDENCE,
+    DATA_HASH,
+    FLEET_HASH,
+    Group,
+    differing_keys,
+    hooks_note,
+    shortened,
+    t_interval,
+)
 from wildflower.server_app.listed_keys import to_toml
-from wildflower.server_app.units import Format, bytes_text, plain, score_format
+from wildflower.server_app.units import Format, bytes_text, one_digit, plain
 from wildflower.tasks.metrics import Scale
 
 # Conditions: methods are recommended among runs that have them in common. What is learned from which data, by devices
@@ -24,12 +32,11 @@ CONDITIONS = (
     *("evaluate-every", "deliver", "statistics.devices", "statistics.examples"),
 )
 MAX_VALUES = 3  # of a condition in which runs differ
-CONFIDENCE = 0.95
 
 
 def advice_on(groups: Sequence[Group], scale: Scale) -> list[str]:
     """Which method to take for this fleet and how sure that is, and which methods are not counted."""
-    told = [*_without_model(groups), *_beyond(groups)]
+    told = [*hooks_note(groups), *_without_model(groups), *_beyond(groups)]
     if len(groups) < 2:
         return told
     if unequal := _unequal_conditions(groups) or _unequal_budgets(groups):
@@ -37,7 +44,7 @@ def advice_on(groups: Sequence[Group], scale: Scale) -> list[str]:
     if any(run.summary.delivered_score is None for group in groups for run in group.runs):
         text = "Some of the runs do not say what devices are given (evaluate-tiers = false)"
         return [f"{text}, so that no method is recommended.", *told]
-    able = [g for g in groups if not _is_beyond(g) and g.mean is not None and math.isfinite(g.mean)]
+    able = [g for g in groups if g.counts and g.mean is not None and math.isfinite(g.mean)]
     if len(able) < 2:
         return told
     common = set.intersection(*({*group.by_seed} for group in able))
@@ -49,7 +56,7 @@ def advice_on(groups: Sequence[Group], scale: Scale) -> list[str]:
     assert best.mean is not None
     if any(len(group.runs) > len(common) for group in able):
         told = [f"Only the seeds that all of them have are counted: {best.seeds}.", *told]
-    take = f"Take {best.name}: over all devices of this fleet it delivers {score_format(scale)(best.mean)}."
+    take = f"Take {best.name}: over all devices of this fleet it delivers {one_digit(scale)(best.mean)}."
     gap = _gap(best, second, scale)
     unsure = [other.name for other in others if not _gap(best, other, scale).is_sure]
     also = [f"Nor is it sure that it is better than {', '.join(unsure)}."] if unsure else []
@@ -149,12 +156,7 @@ def _gap(best: Group, other: Group, scale: Scale) -> Gap:
     wins = sum(gap > 0 for gap in gaps)
     if len(gaps) < 2:
         return Gap(wins, len(gaps), gaps[0])
-    with needed("scipy", "a comparison over several seeds"):
-        from scipy.stats import t  # takes half a second
-
-    mean = fmean(gaps)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(gaps) - 1)) * stdev(gaps) / math.sqrt(len(gaps))
-    return Gap(wins, len(gaps), mean, mean - half, mean + half)
+    return Gap(wins, len(gaps), fmean(gaps), *t_interval(gaps))
 
 
 def _how_sure(other: str, gap: Gap, scale: Scale) -> str:
@@ -184,12 +186,8 @@ def _points(scale: Scale) -> Format:
     return (lambda value: f"{100 * value:.1f} points") if scale.is_share else plain
 
 
-def _is_beyond(group: Group) -> bool:
-    return any(run.summary.devices_beyond_budget for run in group.runs)
-
-
 def _beyond(groups: Sequence[Group]) -> list[str]:
-    names = [group.name for group in groups if _is_beyond(group)]
+    names = [group.name for group in groups if not group.counts]
     return [f"Not counted, since it gives devices more than they afford: {', '.join(names)}."] if names else []
 
 

@@ -4,20 +4,22 @@ Nothing of Plotly is imported here: `tests/server_app/test_charts.py` has it che
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from wildflower.server_app.units import Format, bytes_text, percent, plain, seconds_text
+from wildflower.server_app.units import Format, bytes_text, percent, plain, seconds_text, tenths
 
 COLORS = 8  # of lines, as the page's style names them; more lines than that are told apart by their dashes
 DASHES = ("solid", "dash", "dot")
 POINTS_WITH_MARKS = 40
 FEW_ROUNDS = 8  # of which each has its tick
+OUTLIER = 4  # times what a usual line reaches: a line beyond that is cut off
 MAX_TICKS = 20  # below the columns of a map
 TICKS: dict[Format, dict[str, Any]] = {
     percent: {"tickformat": ",.3~%"},
+    tenths: {"tickformat": ",.3~%"},
     bytes_text: {"tickformat": "~s", "ticksuffix": "B"},
     seconds_text: {"tickformat": "~g", "ticksuffix": " s"},
     plain: {"tickformat": ",.4~g"},
@@ -26,28 +28,51 @@ TICKS: dict[Format, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One named line of a chart. A point whose y is None or not finite is left out. `color` groups several lines."""
+    """One named line of a chart. A point whose y is None or not finite is left out.
+
+    Attributes:
+        color: of `COLORS`; None: the next one.
+        dash: of `DASHES`; "": solid, until the colors are used up.
+        band: what lies around the line: the lower and the upper end at each of `xs`.
+    """
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float | None]
     color: int | None = None
-    faint: bool = False
+    dash: str = ""
+    band: tuple[Sequence[float | None], Sequence[float | None]] | None = None
 
     def points(self) -> list[tuple[float, float]]:
-        """What can be drawn of it."""
+        """Return what can be drawn of it."""
         return [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y is not None and math.isfinite(y)]
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A row of a dot chart.
+
+    Attributes:
+        interval: around the mean; None with one seed.
+        seeds: the value of each.
+        counts: whether it is compared with the others.
+    """
+
+    name: str
+    mean: float
+    interval: tuple[float, float] | None
+    seeds: Mapping[int, float]
+    counts: bool = True
+
+
+@dataclass(frozen=True)
 class Entry:
-    """A trace in a legend: its number, its color in the page's style, its dash, its name, its last value."""
+    """A trace in a legend: its number, its color in the page's style, its dash, its name."""
 
     trace: int
     color: str
     dash: str
     name: str
-    last: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +88,7 @@ class Chart:
         key: colors of the page's style and what they mean, where these are no traces.
         note: below it.
         wide: it takes a whole row.
+        constant: the values of its lines, if none of them ever changes; "" if one does.
     """
 
     title: str
@@ -73,6 +99,7 @@ class Chart:
     key: list[tuple[str, str]] = field(default_factory=list)
     note: str = ""
     wide: bool = False
+    constant: str = ""
 
 
 def line_chart(
@@ -83,36 +110,137 @@ def line_chart(
     y_format: Format = plain,
     x_format: Format = plain,
     from_zero: bool = False,
+    note: str = "",
+    cut: bool = False,
 ) -> Chart:
-    """One line per entry of `lines` that has points, its last value in the legend, and a text on every point."""
+    """Return a chart with a line per entry of `lines` that has points, and a text on every point.
+
+    Args:
+        cut: a line far beyond the others is cut off at the top, which a note says, so that it does not flatten them.
+    """
+    drawn = [line for line in lines if line.points()]
     traces: list[dict[str, Any]] = []
     legend = []
-    for index, line in enumerate(line for line in lines if line.points()):
+    for index, line in enumerate(drawn):
         number = index if line.color is None else line.color
-        color, dash = f"c{number % COLORS}", DASHES[number // COLORS % len(DASHES)]
+        color, dash = f"c{number % COLORS}", line.dash or DASHES[number // COLORS % len(DASHES)]
+        if line.band is not None:
+            traces.append(_band(line, color))
         points = line.points()
-        if not line.faint:
-            legend.append(Entry(index, color, dash, line.name, y_format(points[-1][1])))
+        legend.append(Entry(len(traces), color, dash, line.name))
         traces.append(
             {
                 "type": "scatter",
-                "mode": "lines+markers" if len(points) <= POINTS_WITH_MARKS and not line.faint else "lines",
+                "mode": "lines+markers" if len(points) <= POINTS_WITH_MARKS and not line.dash else "lines",
+                "name": _no_markup(line.name),
+                "showlegend": True,
                 "x": [x for x, _ in points],
                 "y": [y for _, y in points],
                 "text": [_no_markup(f"{line.name}: {y_format(y)} at {x_label} {x_format(x)}") for x, y in points],
-                "hoverinfo": "skip" if line.faint else "text",
-                "opacity": 0.35 if line.faint else 1,
-                "line": {"width": 1 if line.faint else 1.8, "dash": dash},
+                "hoverinfo": "text",
+                "line": {"width": 1.8, "dash": dash},
                 "marker": {"size": 5},
                 "meta": color,
             }
         )
-    layout = {
+    top, beyond = _cut(drawn) if cut else (0.0, [])
+    if beyond:
+        notes = [
+            note,
+            f"Beyond the chart: {', '.join(f'{line.name}, up to {y_format(high)}' for line, high in beyond)}.",
+        ]
+        note = " ".join(filter(None, notes))
+    layout: dict[str, Any] = {
         "xaxis": {"title": {"text": x_label}, **TICKS[x_format], **_whole(traces)},
         "yaxis": {"rangemode": "tozero" if from_zero else "normal", **TICKS[y_format]},
         "hovermode": "closest",
     }
-    return Chart(title, traces, layout, legend=legend)
+    if beyond:
+        layout["yaxis"]["range"] = [min(0.0, *(y for line in drawn for _, y in line.points())), top]
+    return Chart(title, traces, layout, legend=legend, note=note, constant=_constant(drawn, y_format))
+
+
+def _band(line: Line, color: str) -> dict[str, Any]:
+    """Return the trace of what lies around a line."""
+    assert line.band is not None
+    ends = [
+        (x, low, high)
+        for x, low, high in zip(line.xs, *line.band, strict=True)
+        if low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+    ]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "fill": "toself",
+        "x": [x for x, _, _ in ends] + [x for x, _, _ in reversed(ends)],
+        "y": [low for _, low, _ in ends] + [high for _, _, high in reversed(ends)],
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": color,
+    }
+
+
+def _cut(lines: Sequence[Line]) -> tuple[float, list[tuple[Line, float]]]:
+    """Return where a chart ends at the top, and the lines that go far beyond it, each with its highest value."""
+    highest = [(line, max(y for _, y in line.points())) for line in lines]
+    usual = sorted(high for _, high in highest)[(len(lines) - 1) // 2] if lines else 0.0
+    beyond = [(line, high) for line, high in highest if high > OUTLIER * usual > 0]
+    return 1.1 * max((high for _, high in highest if high <= OUTLIER * usual), default=0.0), beyond
+
+
+def _constant(lines: Sequence[Line], y_format: Format) -> str:
+    """Return the values of lines that have several points and never change; "" where one does."""
+    values = [{y_format(y) for _, y in line.points()} for line in lines]
+    if not lines or any(len(of_line) > 1 for of_line in values) or all(len(line.points()) == 1 for line in lines):
+        return ""
+    if len(lines) == 1:
+        return values[0].pop()
+    return ", ".join(f"{line.name} {value.pop()}" for line, value in zip(lines, values, strict=True))
+
+
+def dot_chart(
+    title: str, dots: Sequence[Dot], *, x_label: str, x_format: Format, line_at: tuple[str, float] | None = None
+) -> Chart:
+    """Return a chart with a row per method: its mean, the interval around it, and its seeds.
+
+    Args:
+        line_at: a name and a value, where a line is drawn across all rows.
+    """
+    names = [_no_markup(dot.name) for dot in dots]
+    traces: list[dict[str, Any]] = []
+    for number, dot in enumerate(dots):
+        text = f"{dot.name}: {x_format(dot.mean)}"
+        interval = {}
+        if dot.interval is not None:
+            low, high = dot.interval
+            text += f", {x_format(low)} to {x_format(high)}"
+            ends = {"array": [high - dot.mean], "arrayminus": [dot.mean - low]}
+            interval = {"error_x": {"type": "data", "symmetric": False, "thickness": 1.5, **ends}}
+        common = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "meta": f"c{number % COLORS}"}
+        seeds = [_no_markup(f"{dot.name}, seed {seed}: {x_format(value)}") for seed, value in dot.seeds.items()]
+        own = {"x": list(dot.seeds.values()), "y": [names[number]] * len(dot.seeds), "text": seeds}
+        if len(dot.seeds) > 1:
+            traces.append({**common, **own, "marker": {"size": 5, "symbol": "line-ns"}, "showlegend": False})
+        mark = {"size": 11, "symbol": "circle" if dot.counts else "circle-open"}
+        mean = {"x": [dot.mean], "y": [names[number]], "text": [_no_markup(text)], "marker": mark}
+        traces.append({**common, **mean, **interval, "showlegend": False})
+    legend = []
+    if line_at is not None:
+        name, value = line_at
+        legend.append(Entry(len(traces), "c7", "dot", f"{name}: {x_format(value)}"))
+        across = {"x": [value] * len(names), "y": names, "line": {"width": 1.8, "dash": "dot"}, "marker": {"size": 5}}
+        traces.append({"type": "scatter", "mode": "lines", "hoverinfo": "skip", "meta": "c7", **across})
+    layout = {
+        "xaxis": {"title": {"text": x_label}, **TICKS[x_format]},
+        "yaxis": {
+            "type": "category",
+            "categoryarray": names[::-1],
+            "categoryorder": "array",
+            "range": [-0.6, len(names) - 0.4],
+        },
+        "hovermode": "closest",
+    }
+    return Chart(title, traces, layout, height=70 + 28 * len(names), legend=legend, wide=True)
 
 
 def bar_chart(
@@ -133,6 +261,8 @@ def bar_chart(
             "textposition": "none",
             "hoverinfo": "text",
             "meta": color,
+            "name": _no_markup(name),
+            "showlegend": True,
         }
         for name, color, xs, ys in parts
     ]
@@ -142,7 +272,7 @@ def bar_chart(
         "xaxis": {"title": {"text": x_label}, **TICKS[plain], **_whole(traces)},
         "yaxis": dict(TICKS[y_format]),
     }
-    legend = [Entry(number, color, "solid", name, "") for number, (name, color, _, _) in enumerate(parts)]
+    legend = [Entry(number, color, "solid", name) for number, (name, color, _, _) in enumerate(parts)]
     return Chart(title, traces, layout, legend=legend)
 
 
@@ -180,6 +310,7 @@ def cell_chart(
             "text": texts,
             "hoverinfo": "text",
             "showscale": False,
+            "colorbar": {"tickvals": list(range(steps)), "ticktext": [_no_markup(dict(key)[name]) for name in colors]},
             "zmin": -0.5,
             "zmax": steps - 0.5,
             "xgap": 1 if len(columns) <= 300 else 0,

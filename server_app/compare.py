@@ -1,58 +1,22 @@
 """Several runs side by side: what each method delivers to this fleet, how sure that is, and what it took."""
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
 from wildflower.server_app.advice import advice_on
-from wildflower.server_app.charts import Chart, Line, line_chart
-from wildflower.server_app.compared_runs import Group, Run, differing_keys, grouped, load_run, replicates, scale_of_all
+from wildflower.server_app.compare_charts import LEGEND, evaluations, line_charts, score_chart
+from wildflower.server_app.compared_runs import Group, differing_keys, grouped, load_run, replicates, scale_of_all
 from wildflower.server_app.config import defaults
-from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
+from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Points, Shown, page, table_html, words_table
 from wildflower.server_app.run_folder import JournalError, is_run
-from wildflower.server_app.run_records import TRAFFIC, RoundRecord, Summary
-from wildflower.server_app.units import (
-    Format,
-    bytes_text,
-    counted,
-    percent,
-    plain,
-    score_format,
-    seconds_text,
-    time_unit,
-)
+from wildflower.server_app.run_records import Summary
+from wildflower.server_app.tables import TextTable
+from wildflower.server_app.units import Format, bytes_text, counted, one_digit, plain, seconds_text
 from wildflower.tasks.metrics import Scale
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table as it is printed and as it stands on the page."""
-
-    title: str
-    headers: list[str]
-    rows: list[list[str]]
-    text_columns: int = 1
-
-
-def _text(table: TextTable) -> str:
-    """A table whose columns are aligned by spaces: texts to the left, figures to the right."""
-    lines = [table.headers, *table.rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(table.headers))]
-
-    def row(line: Sequence[str]) -> str:
-        cells = (
-            cell.ljust(width) if column < table.text_columns else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([table.title, *map(row, lines)])
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +26,7 @@ class Comparison:
     Attributes:
         target: the score that the runs are timed to reach.
         advice: sentences about which method to take, how sure that is, and what is not counted.
-        tables: of texts.
+        tables: of texts; each has `csv()`, `latex()` and `markdown()`.
         html: a whole page with all this, and plots.
         csv: every evaluation of every run that is compared, one per line.
     """
@@ -78,21 +42,19 @@ class Comparison:
 
     def __str__(self) -> str:
         """What `print` shows: the advice and the tables."""
-        return "\n\n".join(["\n".join(self.advice), *map(_text, self.tables)]).strip()
+        return "\n\n".join(["\n".join(self.advice), *map(str, self.tables)]).strip()
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the advice and the tables."""
         advice = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.advice)
-        tables = (
-            f"<b>{escape(t.title)}</b>{table_html(Table(t.headers, t.rows, t.text_columns))}" for t in self.tables
-        )
-        return advice + "".join(tables)
+        return advice + "".join(f"<b>{escape(table.title)}</b>{table_html(table)}" for table in self.tables)
 
 
 def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequence[str] = ()) -> Comparison:
     """Compare the finished runs in `run_dirs`, those that deliver most first; the others are listed as left out.
 
     Runs whose configurations are equal but for the seed share a row, with mean and standard deviation over the seeds.
+    Rows of runs that do not count come last, and say so.
     `rows` holds a name for every run, by which it is called in place of its method; runs of two names share no row.
     `target` is a score, of metrics that are shares one between 0 and 1, by default the worst that a run delivers.
     A run whose files are broken is left out as well.
@@ -118,38 +80,51 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         target = min((f for f in figures if f is not None and not math.isnan(f)), key=scale.rank, default=None)
     elif scale.is_share and not 0 <= target <= 1:
         raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
-    groups = sorted(grouped(runs), key=lambda group: scale.rank(group.mean), reverse=True)
-    tables = [
+    groups = sorted(grouped(runs), key=lambda group: (group.counts, scale.rank(group.mean)), reverse=True)
+    out = [TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []
+    found = [
         _score_table(groups, scale),
         _last_table(groups, scale),
         _cost_table(groups, scale, target, given=given),
         *_part_tables(groups, scale),
         *_privacy_table(groups),
         *_settings_table(groups),
-        *([TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []),
     ]
+    not_counted = [number for number, group in enumerate(groups) if not group.counts]
+    tables = [TextTable(t.title, t.headers, t.rows, t.text_columns, not_counted) for t in found] + out
     advice = advice_on(groups, scale)
     title = f"{len(runs)} runs side by side"
-    leads = [Paragraph(sentence) for sentence in advice]
-    if any(len(group.runs) > 1 for group in groups):
-        leads.append(Paragraph("A strong line is the mean over seeds, faint lines are the runs."))
-    blocks: list[Block] = [*leads]
-    for number, t in enumerate(tables):
-        blocks += [Heading(t.title), Table(t.headers, t.rows, t.text_columns)]
-        if number == 0:
-            blocks.append(Charts(_plots(groups, scale)))
-    return Comparison(target, advice, tables, page(f"{title} - Wildflower", title, blocks), _csv(groups))
+    return Comparison(target, advice, tables, _page(title, groups, tables, advice, scale), evaluations(groups))
 
 
-def _spread(values: Sequence[float | None], form: Callable[[float], str], missing: str = "none") -> str:
+def _page(title: str, groups: Sequence[Group], tables: Sequence[TextTable], advice: Sequence[str], scale: Scale) -> str:
+    baseline = any(group.is_baseline for group in groups)
+    words = ["delivered", "tier", "worst tier", "whole model", "simulated time", "statistics", "budget"]
+    told = list(advice)
+    if not baseline and len(groups) > 1:
+        told.append(
+            "There is no baseline among the runs: add one model that all devices can train, as the least that a method "
+            'should be better than (strategy = "fedavg", fedavg.use = "all-small").'
+        )
+    blocks: list[Block] = [Points("Which method to take", told)] if told else []
+    first, *others = tables
+    blocks += [
+        Heading(first.title),
+        Charts(score_chart(groups, scale)),
+        Shown(first),
+        Charts(line_charts(groups, scale)),
+        Paragraph(LEGEND, "note"),
+    ]
+    for table in others:
+        blocks += [Heading(table.title), Shown(table)]
+    blocks += words_table([*words, "baseline"] if baseline else words)
+    return page(f"{title} - Wildflower", title, blocks)
+
+
+def _spread(values: Sequence[float | None], form: Callable[[float], str]) -> str:
     """The mean of what there is, with the standard deviation of several, and how many of the runs lack it."""
     known = [value for value in values if value is not None]
-    if not known:
-        return missing
-    text = form(fmean(known))
-    if len(known) > 1:
-        text += f" ± {form(stdev(known))}"
-    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
+    return _mean(values, (lambda mean: f"{form(mean)} ± {form(stdev(known))}") if len(known) > 1 else form)
 
 
 def _mean(values: Sequence[float | None], form: Format, missing: str = "none") -> str:
@@ -165,71 +140,82 @@ def _short(scale: Scale) -> tuple[Format, str]:
     return ((lambda value: f"{100 * value:.1f}"), ", %") if scale.is_share else (plain, "")
 
 
+def _table(
+    title: str, groups: Sequence[Group], columns: dict[str, Callable[[Group], str]], text_columns: int = 1
+) -> TextTable:
+    """A table with a row per group."""
+    rows = [[group.label, *(cell(group) for cell in columns.values())] for group in groups]
+    return TextTable(title, ["method", *columns], rows, text_columns)
+
+
+def _of(
+    value: Callable[[Summary], float | None], form: Format, over: Callable[..., str] = _mean
+) -> Callable[[Group], str]:
+    """A cell of what the summaries of a group's runs have."""
+    return lambda group: over([value(run.summary) for run in group.runs], form)
+
+
+def _whole(value: Callable[[Summary], float | None], form: Format) -> Callable[[Group], str]:
+    """A cell about the whole model, of which some methods have none."""
+    return lambda group: _spread([value(run.summary) if run.whole else None for run in group.runs], form)
+
+
 def _score_table(groups: Sequence[Group], scale: Scale) -> TextTable:
     text, unit = _short(scale)
-    headers = ["method", "seeds", f"delivered{unit}", f"worst tier{unit}", f"whole model{unit}"]
-    rows = []
-    for group in groups:
-        summaries = [run.summary for run in group.runs]
-        rows.append(
-            [
-                group.name,
-                group.seeds,
-                _spread([summary.delivered_score for summary in summaries], text),
-                _spread([summary.worst_tier_score for summary in summaries], text),
-                _spread([summary.final_score for summary in summaries], text),
-            ]
-        )
-    return TextTable(f"{scale.title}, mean of the last fifth of the evaluations", headers, rows, text_columns=2)
+    columns = {
+        "seeds": lambda group: group.seeds,
+        f"delivered{unit}": _of(lambda summary: summary.delivered_score, text, _spread),
+        f"worst tier{unit}": _of(lambda summary: summary.worst_tier_score, text, _spread),
+        f"whole model{unit}": _whole(lambda summary: summary.final_score, text),
+    }
+    baseline = next((group for group in groups if group.is_baseline), None)
+    if baseline is not None and len(groups) > 1:
+        columns["against the baseline"] = lambda group: _lead(group, baseline, scale)
+    title = f"{scale.title}, mean of the last fifth of the evaluations"
+    return _table(title, groups, columns, text_columns=2)
+
+
+def _lead(group: Group, baseline: Group, scale: Scale) -> str:
+    """By how much a method is better than the baseline; "" for the baseline itself."""
+    if group is baseline or group.mean is None or baseline.mean is None:
+        return ""
+    lead = scale.rank(group.mean) - scale.rank(baseline.mean)
+    return f"{100 * lead:+.1f} points" if scale.is_share else f"{lead:+.4g}"
 
 
 def _last_table(groups: Sequence[Group], scale: Scale) -> TextTable:
     text, unit = _short(scale)
-    headers = ["method", "rounds", f"delivered{unit}", f"whole model{unit}", f"its best{unit}", "time here"]
-    rows = []
-    for group in groups:
-        summaries = [run.summary for run in group.runs]
-        rows.append(
-            [
-                group.name,
-                _mean([summary.rounds for summary in summaries], _number),
-                _spread([summary.last_delivered_score for summary in summaries], text),
-                _spread([summary.last_score for summary in summaries], text),
-                _spread([summary.best_score for summary in summaries], text),
-                _mean([summary.wall_seconds for summary in summaries], seconds_text),
-            ]
-        )
-    return TextTable(f"{scale.title} of the last evaluation", headers, rows)
+    columns = {
+        "rounds": _of(lambda summary: summary.rounds, _number),
+        f"delivered{unit}": _of(lambda summary: summary.last_delivered_score, text, _spread),
+        f"whole model{unit}": _whole(lambda summary: summary.last_score, text),
+        f"its best{unit}": _whole(lambda summary: summary.best_score, text),
+        "time here": _of(lambda summary: summary.wall_seconds, seconds_text),
+    }
+    return _table(f"{scale.title} of the last evaluation", groups, columns)
 
 
 def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None, *, given: bool) -> TextTable:
-    goal = "to the target" if target is None else f"to {score_format(scale)(target)}"
-    headers = ["method", f"rounds {goal}", "simulated time", "training bytes", "down in all", "up in all"]
-    headers += ["statistics in all", "scoring in all"]
-    rows = []
-    for group in groups:
-        reached = [None if target is None else run.first_at(target) for run in group.runs]
-        summaries = [run.summary for run in group.runs]
-        bytes_then = [
-            None if at is None else sum(r.training_bytes for r in run.rounds[: at.round])
-            for run, at in zip(group.runs, reached, strict=True)
-        ]
-        rows.append(
-            [
-                group.name,
-                _mean([at.round if at else None for at in reached], _number, "never"),
-                _mean([at.simulated_seconds if at else None for at in reached], seconds_text, "never"),
-                _mean(bytes_then, bytes_text, "never"),
-                _mean([summary.training_bytes_down for summary in summaries], bytes_text),
-                _mean([summary.training_bytes_up for summary in summaries], bytes_text),
-                _mean([s.statistics_bytes_down + s.statistics_bytes_up for s in summaries], bytes_text),
-                _mean([summary.scoring_bytes_down for summary in summaries], bytes_text),
-            ]
-        )
-    whence = ""
-    if target is not None and not given:
-        whence = f" ({score_format(scale)(target)} is what the worst of these runs delivers)"
-    return TextTable(f"What it took{whence}", headers, rows)
+    score = "" if target is None else one_digit(scale)(target)
+
+    def at_target(value: Callable[..., float], form: Format) -> Callable[[Group], str]:
+        def cell(group: Group) -> str:
+            reached = [(run, None if target is None else run.first_at(target)) for run in group.runs]
+            return _mean([None if at is None else value(run, at) for run, at in reached], form, "never")
+
+        return cell
+
+    columns = {
+        f"rounds {f'to {score}' if score else 'to the target'}": at_target(lambda run, at: at.round, _number),
+        "simulated time": at_target(lambda run, at: at.simulated_seconds, seconds_text),
+        "training bytes": at_target(lambda run, at: sum(r.training_bytes for r in run.rounds[: at.round]), bytes_text),
+        "down in all": _of(lambda summary: summary.training_bytes_down, bytes_text),
+        "up in all": _of(lambda summary: summary.training_bytes_up, bytes_text),
+        "statistics in all": _of(lambda s: s.statistics_bytes_down + s.statistics_bytes_up, bytes_text),
+        "scoring in all": _of(lambda summary: summary.scoring_bytes_down, bytes_text),
+    }
+    whence = f" ({score} is what the worst of these runs delivers)" if score and not given else ""
+    return _table(f"What it took{whence}", groups, columns)
 
 
 def _privacy_table(groups: Sequence[Group]) -> list[TextTable]:
@@ -240,9 +226,9 @@ def _privacy_table(groups: Sequence[Group]) -> list[TextTable]:
         worst = max(private, key=lambda summary: summary.epsilon or 0.0, default=None)
         models = "" if worst is None else f"{worst.noised_releases} in {counted(worst.rounds, 'round')}"
         rows.append(
-            [group.name, "none", "", ""]
+            [group.label, "none", "", ""]
             if worst is None
-            else [group.name, f"{worst.epsilon:.3g}", f"{worst.delta:g}", models]
+            else [group.label, f"{worst.epsilon:.3g}", f"{worst.delta:g}", models]
         )
     if all(row[1] == "none" for row in rows):
         return []
@@ -283,12 +269,12 @@ def _part_table(
     title: str, groups: Sequence[Group], parts_of: Callable[[Summary], dict[str, float]], text: Format
 ) -> TextTable:
     # A dict, because parts stand in the order in which they are first met.
-    names = list(dict.fromkeys(name for group in groups for run in group.runs for name in parts_of(run.summary)))
-    rows = [
-        [group.name] + [_spread([parts_of(run.summary).get(name) for run in group.runs], text) for name in names]
-        for group in groups
-    ]
-    return TextTable(title, ["method", *names], rows)
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in parts_of(run.summary))
+
+    def cell(name: str) -> Callable[[Group], str]:
+        return _of(lambda summary: parts_of(summary).get(name), text, _spread)
+
+    return _table(title, groups, {name: cell(name) for name in names})
 
 
 def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
@@ -303,103 +289,7 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
             and (key != "strategy" or group.runs[0].row)
             and (experiment[key] != usual.get(key) or len({str(e[key]) for e in experiments if key in e}) > 1)
         ]
-        rows.append([group.name, ", ".join(f"{key} = {experiment[key]}" for key in own)])
+        rows.append([group.label, ", ".join(f"{key} = {experiment[key]}" for key in own)])
     if not any(settings for _, settings in rows):
         return []
     return [TextTable("Settings that differ", ["method", "settings"], rows, text_columns=2)]
-
-
-def _csv(groups: Sequence[Group]) -> str:
-    """Every evaluation as a line, with the scores of tiers in columns of their own."""
-    runs = [(group, run) for group in groups for run in group.runs]
-    tiers = list(dict.fromkeys(tier for _, run in runs for r in run.rounds for tier in r.delivered_score_by_tier or {}))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["run", "method", "seed", "round", "simulated_seconds", *TRAFFIC, "metric", "delivered_score"]
-        + ["score", "loss", "delivered_devices", "devices_without_model", "devices_beyond_budget"]
-        + [f"delivered_score {tier}" for tier in tiers]
-    )
-    for group, run in runs:
-        so_far = [[*accumulate(getattr(r, key) for r in run.rounds)] for key in TRAFFIC]
-        for r, *traffic in zip(run.rounds, *so_far, strict=True):
-            if r.score_by_tier is not None:
-                cost = [r.round, r.simulated_seconds, *traffic]
-                scores = [r.metric, r.delivered_score, r.score, r.loss]
-                devices = [r.delivered_devices, r.devices_without_model, r.devices_beyond_budget]
-                by_tier = [(r.delivered_score_by_tier or {}).get(tier) for tier in tiers]
-                writer.writerow([run.name, group.name, run.seed, *cost, *scores, *devices, *by_tier])
-    return out.getvalue()
-
-
-def _plots(groups: Sequence[Group], scale: Scale) -> list[Chart]:
-    length, unit = time_unit(max((run.summary.simulated_seconds for group in groups for run in group.runs), default=0))
-
-    def rounds(run: Run) -> list[float]:
-        return [float(r.round) for r in run.rounds]
-
-    def clock(run: Run) -> list[float]:
-        return [r.simulated_seconds / length for r in run.rounds]
-
-    def traffic(run: Run) -> list[float]:
-        return [float(total) for total in accumulate(r.training_bytes for r in run.rounds)]
-
-    # Where one of the runs does not say what it delivers, all are drawn by their whole models.
-    known = all(run.summary.delivered_score is not None for group in groups for run in group.runs)
-
-    def score(r: RoundRecord) -> float | None:
-        return r.delivered_score if known else r.score
-
-    title, text = f"Delivered {scale.label}" if known else scale.title, score_format(scale)
-    whole = [
-        line_chart(
-            f"{scale.title} of the whole model",
-            _lines(groups, rounds, lambda r: r.score),
-            x_label="round",
-            y_format=text,
-        )
-    ]
-    return [
-        line_chart(f"{title} over rounds", _lines(groups, rounds, score), x_label="round", y_format=text),
-        line_chart(f"{title} over simulated time", _lines(groups, clock, score), x_label=unit, y_format=text),
-        line_chart(
-            f"{title} over traffic",
-            _lines(groups, traffic, score),
-            x_label="training, down and up",
-            y_format=text,
-            x_format=bytes_text,
-        ),
-        *(whole if known else []),
-        line_chart("Loss", _lines(groups, rounds, lambda r: r.loss), x_label="round"),
-        line_chart(
-            "Memory budget used",
-            _lines(groups, rounds, lambda r: r.memory_utilisation),
-            x_label="round",
-            y_format=percent,
-            from_zero=True,
-        ),
-        line_chart(
-            "Bandwidth budget used",
-            _lines(groups, rounds, lambda r: r.bandwidth_utilisation),
-            x_label="round",
-            y_format=percent,
-            from_zero=True,
-        ),
-    ]
-
-
-def _lines(
-    groups: Sequence[Group], xs_of: Callable[[Run], list[float]], y_of: Callable[[RoundRecord], float | None]
-) -> list[Line]:
-    lines = []
-    for color, group in enumerate(groups):
-        ys = [[y_of(r) for r in run.rounds] for run in group.runs]
-        if len(group.runs) == 1:
-            lines.append(Line(group.name, xs_of(group.runs[0]), ys[0], color))
-            continue
-        lines += [Line(run.name, xs_of(run), y, color, faint=True) for run, y in zip(group.runs, ys, strict=True)]
-        # Up to the end of the shortest run; a round that one of them did not evaluate has no mean.
-        xs = [fmean(x) for x in zip(*(xs_of(run) for run in group.runs), strict=False)]
-        means = [None if None in y else fmean(v for v in y if v is not None) for y in zip(*ys, strict=False)]
-        lines.append(Line(group.name, xs, means, color))
-    return lines

@@ -1,12 +1,17 @@
 """Runs that are compared: as their folders have them, grouped by experiment, with names that tell them apart."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
+from typing import Any
 
+from wildflower.plugins.extras import needed
+from wildflower.plugins.reference import is_reference, top_module
 from wildflower.server_app.config import READ_WITH, unread
+from wildflower.server_app.own_hooks import hook_references
 from wildflower.server_app.resuming import is_of_a_folder
 from wildflower.server_app.run_folder import (
     BUDGETS,
@@ -19,16 +24,17 @@ from wildflower.server_app.run_folder import (
     read_summary,
 )
 from wildflower.server_app.run_records import RoundRecord, Summary
-from wildflower.server_app.summary import summarize
+from wildflower.server_app.summary import has_whole_model, summarize
 from wildflower.tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
-    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
+    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine", "hooks"}
     | {"resume", "checkpoints.resume-from", "dp.resume-copy", "checkpoints.keep", "tracker"}
 )
 DATA_HASH = "data-sha256"  # of what identifies the data
 FLEET_HASH = "fleet-sha256"
+CONFIDENCE = 0.95
 MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
 
 
@@ -40,6 +46,7 @@ class Run:
         budgets: by tier, the most bytes of memory and of payload of its simulated devices; {} of real ones.
         row: what its group is called, if whoever asked has a name for it.
         finished_rounds: how many its summary.json has, where there is one.
+        whole: whether there is a whole model.
     """
 
     name: str
@@ -49,6 +56,7 @@ class Run:
     budgets: Mapping[str, Mapping[str, int | None]]
     row: str = ""
     finished_rounds: int | None = None
+    whole: bool = True
 
     @property
     def experiment(self) -> dict[str, object]:
@@ -101,6 +109,24 @@ class Group:
         return fmean(known) if known else None
 
     @property
+    def counts(self) -> bool:
+        """Whether it is compared with others: its devices can afford what it gives them."""
+        return not any(run.summary.devices_beyond_budget for run in self.runs)
+
+    @property
+    def label(self) -> str:
+        """Its name, as tables and charts show it."""
+        return self.name if self.counts else f"{self.name} (does not count)"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is what others should be better than: one model that all devices can train."""
+        config = self.runs[0].config
+        return config["strategy"] == "one-model" or (
+            config["strategy"] == "fedavg" and config.get("fedavg.use") == "all-small"
+        )
+
+    @property
     def seeds(self) -> str:
         """The seeds as text, such as "1-3, 7"."""
         spans: list[list[int]] = []
@@ -118,14 +144,54 @@ def load_run(run_dir: Path, row: str) -> Run:
     # The contents of files are part of the experiment, whatever the files are called.
     hashes = {FLEET_HASH: content[FLEET_HASH], INITIAL: content.get(INITIAL, "")}
     hashes |= {DATA_HASH: content.get(DATA, {}).get("sha256", "")}
-    hashes |= {f"module {name}-sha256": digest for name, digest in content.get(PLUGINS, {}).items()}
+    of_hooks = _modules_of_hooks(content["config"])
+    hashes |= {
+        f"module {name}-sha256": digest for name, digest in content.get(PLUGINS, {}).items() if name not in of_hooks
+    }
     held = {name: digest[:12] for name, digest in hashes.items() if digest or name == FLEET_HASH}
     config = content["config"] | held | {"seed": content["seed"]}
     written = read_summary(run_dir)
     summary = summarize(run_dir, written.status if written else "unfinished", None)
     finished_rounds = None if written is None else written.rounds
     budgets = content.get(BUDGETS, {})
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds)
+    whole = has_whole_model(run_dir, config)
+    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds, whole)
+
+
+def _modules_of_hooks(config: Mapping[str, Any]) -> set[str]:
+    """Return the modules that a run has for its hooks alone, which are no part of the experiment."""
+    try:
+        hooks = {top_module(reference) for reference in hook_references(str(config.get("hooks", "")))}
+    except ValueError:  # what no run has written
+        return set()
+    others = (str(value) for key, value in config.items() if key in ("strategy", "task", "public.task", "family"))
+    return hooks - {top_module(reference) for reference in others if is_reference(reference)}
+
+
+def hooks_note(groups: Sequence[Group]) -> list[str]:
+    """Return a sentence if some of the runs had other hooks than others: those make no other experiment."""
+    hooks = {run.name: str(run.config.get("hooks", "")) for group in groups for run in group.runs}
+    if len(set(hooks.values())) < 2:
+        return []
+    named = "; ".join(f"{name}: {text}" for name, text in hooks.items() if text)
+    return [f"Some runs had hooks, which are not counted among the settings ({named})."]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return what is shown around a mean of seeds: the range of two, the 95 % interval of the mean of more."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return None
+    return (min(values), max(values)) if len(values) == 2 else t_interval(values)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of Student's t around the mean of two or more values."""
+    with needed("scipy", "a comparison over several seeds"):
+        from scipy.stats import t  # takes half a second
+
+    mean = fmean(values)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:

@@ -16,9 +16,24 @@ from jinja2 import Environment, StrictUndefined
 
 from wildflower.plugins.extras import check_installed
 from wildflower.server_app.charts import Chart
+from wildflower.server_app.page_template import MACROS, PAGE, SCRIPT, STYLE
+from wildflower.server_app.tables import TextTable
 
 GZIP = 31  # zlib's way to name gzip's format and its largest window
 PIECE_BYTES = 2**16
+# The words of this project, for whoever sees a page for the first time.
+WORDS = {
+    "delivered": "the mean, over all devices of the fleet, of the score of the model that each would be given now",
+    "tier": "a kind of device: those of one group of the fleet, with like memory and links",
+    "worst tier": "the tier whose devices are given the models with the worst mean score",
+    "whole model": "the global model at its full size, which only the largest devices may be able to hold",
+    "personal": "scores that devices take on their own test examples",
+    "simulated time": "the clock of the fleet's devices: what they take to download, train and upload",
+    "statistics": "bytes that travel so that models with batch norm can be scored, not to train",
+    "budget": "the memory, bytes and time that a device may spend in a round",
+    "epsilon": "what a differentially private run may tell of one device; smaller is more private",
+    "baseline": "what the scores are compared with: the least that a method should be better than",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,15 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Points:
+    """Sentences, each by itself, below what they are about."""
+
+    kind: ClassVar[str] = "points"
+    title: str
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Preformatted:
     """Lines as they are, such as a traceback."""
 
@@ -55,29 +79,36 @@ class Cards:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of texts.
+class Shown:
+    """A table on the page.
 
     Attributes:
-        text_columns: the first ones, which are set to the left; the others, as numbers, to the right.
         folded: what stands on the fold; "" where the table is not folded.
         is_open: whether it is unfolded at first.
     """
 
     kind: ClassVar[str] = "table"
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text_columns: int = 1
+    table: TextTable
     folded: str = ""
     is_open: bool = False
 
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts side by side."""
+    """Charts side by side. One in which nothing changes is a sentence below the others."""
 
     kind: ClassVar[str] = "charts"
     charts: Sequence[Chart]
+
+    @property
+    def drawn(self) -> list[Chart]:
+        """The charts that have something to show."""
+        return [chart for chart in self.charts if not chart.constant]
+
+    @property
+    def constant(self) -> str:
+        """The others in words."""
+        return "; ".join(f"{chart.title}: {chart.constant}" for chart in self.charts if chart.constant)
 
 
 @dataclass(frozen=True)
@@ -88,17 +119,17 @@ class Data:
     files: Sequence[tuple[str, str]] = field(default_factory=list)
 
 
-Block = Heading | Paragraph | Preformatted | Cards | Table | Charts | Data
+Block = Heading | Paragraph | Points | Preformatted | Cards | Shown | Charts | Data
 
 
 def page(title: str, name: str, blocks: Sequence[Block], badge: str = "") -> str:
-    """A whole HTML document.
+    """Return a whole HTML document.
 
     Args:
         title: of the window.
         name: the headline, with a `badge` beside it.
     """
-    charts = [chart for block in blocks if isinstance(block, Charts) for chart in block.charts if chart.traces]
+    charts = [chart for block in blocks if isinstance(block, Charts) for chart in block.drawn if chart.traces]
     figures = [{"traces": chart.traces, "layout": chart.layout} for chart in charts]
     number_of = {id(chart): number for number, chart in enumerate(charts)}
     return TEMPLATE.render(
@@ -114,14 +145,20 @@ def page(title: str, name: str, blocks: Sequence[Block], badge: str = "") -> str
     )
 
 
-def table_html(table: Table) -> str:
-    """A table alone, for a notebook."""
-    return ENVIRONMENT.from_string(MACROS + "{{ table(it) }}").render(it=table)
+def words_table(words: Sequence[str]) -> list[Block]:
+    """Return what these of the project's `WORDS` mean, as the end of a page."""
+    rows = [[word, WORDS[word]] for word in words]
+    return [Heading("Words"), Shown(TextTable("Words", ["word", "meaning"], rows, text_columns=2))]
+
+
+def table_html(table: TextTable) -> str:
+    """Return a table alone, for a notebook."""
+    return ENVIRONMENT.from_string(MACROS + "{{ cells_of(it) }}").render(it=table)
 
 
 @cache
 def library() -> str:
-    """Plotly's script, compressed, in letters."""
+    """Return Plotly's script, compressed, in letters."""
     # `plotly.offline.get_plotlyjs` returns a text of 10 MB, and its bytes would be 5 MB more: neither is held here.
     # Level 6 takes 0.1 s longer, which every run would pay, for a page that is a tenth smaller.
     packer = zlib.compressobj(2, wbits=GZIP)
@@ -131,182 +168,7 @@ def library() -> str:
     return b64encode(b"".join([*pieces, packer.flush()])).decode()
 
 
-MACROS = """
-{%- macro row(cells, tag, text_columns) -%}
-<tr>{% for cell in cells -%}
-<{{ tag }}{% if loop.index > text_columns %} class=n{% endif %}>{{ cell }}</{{ tag }}>
-{%- endfor %}</tr>
-{%- endmacro -%}
-{%- macro table(it) -%}
-<div class="wide"><table><thead>{{ row(it.headers, "th", it.text_columns) }}</thead><tbody>
-{%- for cells in it.rows %}{{ row(cells, "td", it.text_columns) }}{% endfor -%}
-</tbody></table></div>
-{%- endmacro -%}
-{%- macro chart(it) -%}
-<figure{% if it.wide %} class="row"{% endif %}><figcaption>{{ it.title }}</figcaption>
-{%- if it.legend %}<ul class="legend">{% for entry in it.legend -%}
-<li><button data-trace="{{ entry.trace }}">
-<span class="stroke {{ entry.dash }}" style="color: var(--{{ entry.color }})"></span>{{ entry.name }}
-{%- if entry.last %} <b>{{ entry.last }}</b>{% endif %}</button></li>
-{%- endfor %}</ul>{% endif %}
-{%- if it.key %}<ul class="legend">{% for color, meaning in it.key %}
-<li><span class="box" style="background: var(--{{ color }})"></span>{{ meaning }}</li>
-{%- endfor %}</ul>{% endif %}
-{%- if it.traces %}
-<div class="plot" data-figure="{{ number_of(it) }}" style="height: {{ it.height }}px" role="img"
-aria-label="{{ it.title }}"></div>{% else %}<p class="empty">nothing was measured</p>{% endif %}
-{%- if it.note %}<p class="note">{{ it.note }}</p>{% endif %}</figure>
-{%- endmacro -%}
-"""
-
 ENVIRONMENT = Environment(autoescape=True, undefined=StrictUndefined)
 ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-
-TEMPLATE = ENVIRONMENT.from_string(
-    MACROS
-    + """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title><style>{{ style | safe }}</style></head><body><main>
-<h1>{{ name }}{% if badge %} <span class="badge {{ badge }}">{{ badge }}</span>{% endif %}</h1>
-{% for block in blocks -%}
-{% if block.kind == "heading" %}<h2>{{ block.text }}</h2>
-{% elif block.kind == "paragraph" %}<p class="{{ block.css }}">{{ block.text }}</p>
-{% elif block.kind == "preformatted" %}<pre>{{ block.text }}</pre>
-{% elif block.kind == "cards" %}<div class="cards">{% for label, figure, more in block.figures -%}
-<div class=card><span>{{ label }}</span><strong>{{ figure }}</strong><small>{{ more }}</small></div>{% endfor %}</div>
-{% elif block.kind == "table" %}{% if block.folded -%}
-<details{% if block.is_open %} open{% endif %}><summary>{{ block.folded }}</summary>{{ table(block) }}</details>
-{%- else %}{{ table(block) }}{% endif %}
-{% elif block.kind == "charts" %}<div class="charts">{% for it in block.charts %}{{ chart(it) }}{% endfor %}</div>
-{% elif block.kind == "data" %}<p class="note">Data: {% for file, what in block.files -%}
-<a href="{{ file }}">{{ file }}</a> ({{ what }}){{ "" if loop.last else ", " }}{% endfor %}</p>
-{% endif %}
-{%- endfor %}
-</main>
-{% if figures -%}
-<p class="trouble" id="trouble" hidden></p>
-<noscript><p class="note">The charts need JavaScript; all they show is in the data beside this page.</p></noscript>
-<script type="application/json" id="figures">{{ figures | tojson }}</script>
-<script type="application/octet-stream" id="library">{{ library | safe }}</script>
-<script>{{ script | safe }}</script>
-{%- endif %}
-</body></html>
-"""
-)
-
-# Draws the figures in the colors of the page's style, again when these change from light to dark.
-SCRIPT = """
-(async () => {
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser cannot unpack their library; browsers of 2023 and later can");
-  }
-  const bytes = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
-  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const library = document.createElement("script");
-  library.textContent = await new Response(unpacked).text();
-  document.head.append(library);
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const plots = [...document.querySelectorAll("[data-figure]")];
-  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  const colored = (trace) => {
-    if (trace.type === "heatmap") {
-      return { ...trace, colorscale: trace.meta.map(([step, name]) => [step, color(name)]) };
-    }
-    const line = { ...trace.line, color: color(trace.meta) };
-    return trace.type === "bar"
-      ? { ...trace, marker: { color: line.color, line: { width: 0 } } }
-      : { ...trace, line, marker: { ...trace.marker, color: color("card"), line: { width: 1.5, color: line.color } } };
-  };
-  const axis = (given, common) => ({ ...common, ...given });
-  const draw = () => plots.forEach((plot) => {
-    const { traces, layout } = figures[plot.dataset.figure];
-    const common = { gridcolor: color("rule"), linecolor: color("rule"), zeroline: false, automargin: true };
-    const title = { ...layout.xaxis.title, standoff: 6, font: { size: 11.5 } };
-    Plotly.react(plot, traces.map(colored), {
-      ...layout,
-      xaxis: axis({ ...layout.xaxis, title }, { ...common, nticks: 8, showgrid: false }),
-      yaxis: axis(layout.yaxis, { ...common, nticks: 6 }),
-      showlegend: false,
-      margin: { l: 52, r: 10, t: 8, b: 34 },
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 11.5, color: color("soft") },
-      hoverlabel: { bgcolor: color("card"), bordercolor: color("rule"), font: { size: 12.5, color: color("ink") } },
-    }, { responsive: true, displayModeBar: false });
-  });
-  draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  for (const button of document.querySelectorAll("button[data-trace]")) {
-    button.addEventListener("click", () => {
-      const off = button.classList.toggle("off");
-      const plot = button.closest("figure").querySelector(".plot");
-      const number = Number(button.dataset.trace);
-      figures[plot.dataset.figure].traces[number].visible = !off;  // which the next drawing reads
-      Plotly.restyle(plot, { visible: !off }, [number]);
-    });
-  }
-})().catch((error) => {
-  const trouble = document.getElementById("trouble");
-  trouble.textContent = `The charts cannot be drawn: ${error.message}. All they show is in the data beside this page.`;
-  trouble.hidden = false;
-  document.querySelector("h1").after(trouble);
-});
-"""
-
-STYLE = """
-:root { color-scheme: light dark; --back: #f6f7f9; --card: #fff; --ink: #1c2330; --soft: #5d6778; --rule: #e1e5eb;
-  --c0: #2563eb; --c1: #d9480f; --c2: #0f9d6b; --c3: #9333ea; --c4: #b7860b; --c5: #0891b2; --c6: #db2777;
-  --c7: #64748b;
-  --s0: #cfe3f7; --s1: #a3c9ee; --s2: #72abe2; --s3: #4489d0; --s4: #2566b3; --s5: #123f7c;
-  --good: #0f9d6b; --bad: #d42a2a; --failed: #d42a2a; --late: #e8a317; --refused: #a33bc2; --skipped: #a9b1bd; }
-@media (prefers-color-scheme: dark) { :root { --back: #10141b; --card: #181e28; --ink: #e7ebf2; --soft: #98a3b5;
-  --rule: #2b3442;
-  --c0: #6ea8fe; --c1: #ff9a62; --c2: #45d19d; --c3: #c79bff; --c4: #e6c04c; --c5: #4fd0e6; --c6: #ff86bd;
-  --c7: #a6b2c4;
-  --s0: #1d3a5c; --s1: #23538a; --s2: #2f72b8; --s3: #4f97df; --s4: #85bdf2; --s5: #cbe4fd;
-  --good: #45d19d; --bad: #ff6b6b; --failed: #ff6b6b; --late: #f2b84b; --refused: #d184ea; --skipped: #5b6676; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI",
-  sans-serif; }
-main { max-width: 1320px; margin: 0 auto; padding: 24px 20px 48px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
-h2 { font-size: 18px; margin: 32px 0 10px; }
-p.lead { color: var(--soft); margin: 0 0 18px; overflow-wrap: anywhere; }
-.badge { display: inline-block; vertical-align: 4px; font-size: 13px; font-weight: 600; padding: 1px 10px;
-  border-radius: 99px;
-  margin-left: 8px; border: 1.5px solid currentColor; color: var(--soft); }
-.badge.finished { color: var(--good); } .badge.failed { color: var(--bad); }
-.cards { display: grid; grid-template-columns: repeat(4, 1fr); gap: 12px; }
-.card, figure, .wide, pre, details { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
-.card { padding: 12px 14px; display: flex; flex-direction: column; }
-.card span, .card small, .note, .empty { color: var(--soft); font-size: 13px; }
-.card strong { font-size: 22px; line-height: 1.35; font-variant-numeric: tabular-nums; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); gap: 14px;
-  margin-top: 14px; }
-figure { margin: 0; padding: 12px 14px; min-width: 0; display: flex; flex-direction: column; }
-figcaption { font-weight: 600; }
-.plot { margin-top: auto; min-width: 0; } .charts figure.row { grid-column: 1 / -1; }
-.note { margin: 6px 0 0; } .trouble { color: var(--bad); font-weight: 600; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 2px 0 6px; padding: 0;
-  font-size: 13px;
-  color: var(--soft); overflow-wrap: anywhere; }
-.legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; }
-.legend button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; }
-.legend button.off { opacity: .4; }
-.stroke { display: inline-block; width: 20px; border-top: 2.5px solid; margin-right: 5px; vertical-align: 4px; }
-.stroke.dash { border-top-style: dashed; } .stroke.dot { border-top-style: dotted; }
-.box { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 5px;
-  vertical-align: -1px; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; } th, td { padding: 6px 12px; text-align: left; }
-th { color: var(--soft); font-weight: 600; white-space: nowrap; border-bottom: 1px solid var(--rule); }
-tr + tr td { border-top: 1px solid var(--rule); } td { overflow-wrap: anywhere; min-width: 60px; }
-th.n, td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-pre { padding: 12px 14px; overflow-x: auto; font-size: 13px; line-height: 1.45; border-left: 4px solid var(--bad); }
-details { padding: 10px 14px; margin-top: 12px; } summary { cursor: pointer; font-weight: 600; }
-  details .wide { border: 0; }
-@media (max-width: 900px) { .cards { grid-template-columns: 1fr 1fr; } }
-@media (max-width: 600px) { main { padding: 16px 12px 32px; } h1 { font-size: 22px; }
-  th, td { padding: 5px 8px; } .cards { gap: 8px; } .card strong { font-size: 19px;
-  } }
-.wide { overflow-x: auto; }
-"""
+ENVIRONMENT.filters["letters"] = lambda text: b64encode(text.encode()).decode()
+TEMPLATE = ENVIRONMENT.from_string(MACROS + PAGE)

@@ -9,20 +9,33 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
-from wildflower.server_app.activity import MISSED, OUTCOMES, Activity, gather_activity
+from wildflower.server_app.activity import MISSED, Activity, gather_activity
 from wildflower.server_app.config import RunConfig, descriptions
 from wildflower.server_app.label_spread import Labels, read_labels
 from wildflower.server_app.ledger import spent
-from wildflower.server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
+from wildflower.server_app.pages import (
+    Block,
+    Cards,
+    Charts,
+    Data,
+    Heading,
+    Paragraph,
+    Preformatted,
+    Shown,
+    page,
+    words_table,
+)
+from wildflower.server_app.report_devices import device_blocks
 from wildflower.server_app.report_lines import cost_charts, device_charts, own_charts, score_charts
 from wildflower.server_app.report_maps import LABELS, architecture_charts, label_chart, map_chart, score_maps
+from wildflower.server_app.report_text import baseline_of, in_short
 from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
 from wildflower.server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, Summary, flat
-from wildflower.server_app.summary import summarize
-from wildflower.server_app.units import bytes_text, counted, percent, plain, score_format, seconds_text
+from wildflower.server_app.summary import has_whole_model, summarize
+from wildflower.server_app.tables import TextTable, frame_of
+from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.server_app.whole_files import file_written_whole
 
-MAX_REASONS = 12
 DATA, DEVICES, MODELS = "rounds.csv", "devices.csv", "models.csv"
 HOW_TO_READ = "Drag over a chart to zoom, double-click to see all of it again, click a name to hide its line."
 
@@ -44,14 +57,19 @@ def write_report(run_dir: Path) -> Path:
         fleet = gather_activity(_models_csv(records, len(rounds), models), rounds=len(rounds))
     if labels is not None:
         fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
+    whole, baseline = has_whole_model(run_dir, content["config"]), baseline_of(summary, labels)
+    stopped: list[Block] = [Heading("What stopped the run"), Preformatted(summary.error)] if summary.error else []
     blocks: list[Block] = [
         _lead(content["config"]),
-        *_stopped(summary),
-        _headline(summary, fleet, virtual_clock=has_virtual_clock(run_dir)),
+        *stopped,
+        *in_short(content["config"], rounds, summary, fleet, baseline),
+        _headline(summary, fleet, virtual_clock=has_virtual_clock(run_dir), whole=whole),
+        *(_scores(rounds, fleet, baseline, whole=whole) if rounds else []),
+        *device_blocks(fleet, rounds, summary),
         *(_charts(rounds, fleet) if rounds else []),
         *label_chart(labels, fleet),
-        *_device_tables(fleet),
         *_configuration(content),
+        *words_table(_words(summary, whole=whole)),
     ]
     if rounds:
         with file_written_whole(run_dir / DATA) as file:
@@ -67,63 +85,47 @@ def write_report(run_dir: Path) -> Path:
 
 
 def rounds_csv(rounds: Sequence[RoundRecord]) -> str:
-    """Every round as a line, with a column per tier, exit and part of the server's work."""
-    rows = [flat(record.model_dump()) for record in rounds]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    # What some rounds have none of stands beside the columns of the others' parts.
-    parted = {column.partition(".")[0] for column in columns if "." in column}
-    out = io.StringIO()
-    writer = csv.DictWriter(
-        out, [column for column in columns if column not in parted], extrasaction="ignore", lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    """Return every round as a line, with a column per tier, exit and part of the server's work."""
+    return frame_of(rounds, RoundRecord).astype(object).to_csv(index=False, lineterminator="\n")
 
 
 def labels_csv(labels: Labels) -> str:
-    """How many training examples of each class a device has: a line per device, a column per class."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["device", "tier", *labels.classes])
+    """Return how many training examples of each class a device has: a line per device, a column per class."""
     of_devices = enumerate(zip(labels.tiers, labels.counts, strict=True))
-    writer.writerows([device, tier, *counts] for device, (tier, counts) in of_devices)
-    return out.getvalue()
+    rows = [[str(device), tier, *map(str, counts)] for device, (tier, counts) in of_devices]
+    return TextTable("Labels", ["device", "tier", *labels.classes], rows).csv()
 
 
 def _devices_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) -> Iterator[DeviceRecord]:
     """Pass device records on, and write each as a line; its architecture is JSON, its budget a column per part."""
     budget = [f"budget.{part}" for part in BudgetRecord.model_fields]
     columns = [c for name in DeviceRecord.model_fields for c in (budget if name == "budget" else [name])]
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, columns, extrasaction="ignore", lineterminator="\n")
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    file.write(lines.getvalue().encode())
     for record in records:
         if record.round <= rounds:
             values = flat(record.model_dump(), whole=("architecture",))
             if record.architecture is not None:
                 values["architecture"] = json.dumps(record.architecture)
-            lines.seek(0)
-            lines.truncate()
             writer.writerow(values)
-            file.write(lines.getvalue().encode())
         yield record
+    text.detach()
 
 
 def _models_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) -> Iterator[DeviceRecord]:
     """Pass device records on, and write which models each tier trained in each round, one round at a time."""
-    file.write(b"round,tier,parameters,trained\n")
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["round", "tier", "parameters", "trained"])
     for number, of_round in groupby(records, lambda record: record.round):
         counts: Counter[tuple[str, int]] = Counter()
         for record in of_round:
             if number <= rounds and record.outcome_word == "trained" and record.parameters is not None:
                 counts[record.tier or "unknown", record.parameters] += 1
             yield record
-        lines = io.StringIO()
-        rows = ([number, *model, count] for model, count in sorted(counts.items()))
-        csv.writer(lines, lineterminator="\n").writerows(rows)
-        file.write(lines.getvalue().encode())
+        writer.writerows([number, *model, count] for model, count in sorted(counts.items()))
+    text.detach()
 
 
 def _lead(config: dict[str, Any]) -> Paragraph:
@@ -131,67 +133,81 @@ def _lead(config: dict[str, Any]) -> Paragraph:
     return Paragraph(" · ".join(f"{key} {config[key]}" for key in keys if config.get(key) not in (None, "")))
 
 
-def _stopped(summary: Summary) -> list[Block]:
-    return [Heading("What stopped the run"), Preformatted(summary.error)] if summary.error else []
-
-
-def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> Cards:
-    virtual = seconds_text(summary.simulated_seconds)
+def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whole: bool) -> Cards:
+    """Return the figures of the run, each once."""
+    label, text = summary.scale.label, score_format(summary.scale)
     outcomes = summary.devices_by_outcome
     missed = ", ".join(f"{outcomes[word]:,} {word}" for word in MISSED if outcomes.get(word))
-    mean = activity.models.mean_parameters
-    label, text = summary.scale.label, score_format(summary.scale)
-    best = f"best {text(summary.best_score)} in round {summary.best_round}" if summary.best_score is not None else ""
-    delivered = []
+    cards = []
     if summary.delivered_score is not None:
-        delivered.append((f"Delivered {label}", text(summary.delivered_score), summary.delivered_note()))
+        cards.append((f"Delivered {label}", text(summary.delivered_score), summary.delivered_note()))
     if summary.worst_tier is not None and summary.worst_tier_score is not None:
-        delivered.append(("Worst tier", text(summary.worst_tier_score), summary.worst_tier))
+        cards.append(("Worst tier", text(summary.worst_tier_score), summary.worst_tier))
     if summary.worst_device is not None and summary.worst_device_score is not None:
         where = f"device {summary.worst_device}, of {summary.scored_devices} that have a score"
-        delivered.append(("Worst device", text(summary.worst_device_score), where))
-    whole = f"{summary.scale.title} of the whole model" if delivered else f"Final {label}"
-    of_parts = (summary.personal_score_by_tier or {}, summary.personal_score_by_network or {})
-    parts = ", ".join(f"{name} {text(score)}" for scores in of_parts for name, score in scores.items())
-    personal = (
-        []
-        if summary.personal_score is None
-        else [(f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {parts}")]
-    )
-    private = []
+        cards.append(("Worst device", text(summary.worst_device_score), where))
+    if whole:
+        title = f"{summary.scale.title} of the whole model" if cards else f"Final {label}"
+        best = "" if summary.best_score is None else f"best {text(summary.best_score)} in round {summary.best_round}"
+        cards.append((title, "none" if summary.final_score is None else text(summary.final_score), best))
+    if summary.personal_score is not None:
+        of_parts = (summary.personal_score_by_tier or {}, summary.personal_score_by_network or {})
+        parts = ", ".join(f"{name} {text(score)}" for scores in of_parts for name, score in scores.items())
+        cards.append((f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {parts}"))
     if summary.epsilon is not None:
         models = counted(summary.noised_releases or 0, "noised model")
-        private.append(("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}, of {models}"))
+        cards.append(("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}, of {models}"))
+    cards.append(("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"))
+    if virtual_clock:
+        cards.append(("Simulated time", seconds_text(summary.simulated_seconds), "of the devices' own clock"))
+    cards.append(("Sent to devices", bytes_text(summary.training_bytes_down), "to train"))
+    cards.append(("Sent by devices", bytes_text(summary.training_bytes_up), "after training"))
     statistics = summary.statistics_bytes_down + summary.statistics_bytes_up
-    for_scores = statistics + summary.scoring_bytes_down
-    of_scores = f"both ways; statistics of batch norm: {bytes_text(statistics)}" if statistics else "to devices"
-    return Cards(
-        [
-            *delivered,
-            (whole, "none" if summary.final_score is None else text(summary.final_score), best),
-            *personal,
-            *private,
-            ("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"),
-            *([("Simulated time", virtual, "of the devices' own clock")] if virtual_clock else []),
-            ("Sent to devices", bytes_text(summary.training_bytes_down), "to train"),
-            ("Sent by devices", bytes_text(summary.training_bytes_up), "after training"),
-            *([("Sent for scores", bytes_text(for_scores), of_scores)] if for_scores else []),
-            ("Devices", f"{activity.trained:,} trained", f"of {activity.devices:,} that were asked"),
-            ("Trainings", f"{outcomes.get('trained', 0):,}", missed or "none missed"),
-            ("Mean model", "none" if mean is None else f"{plain(mean)}", "parameters"),
-        ]
-    )
+    if for_scores := statistics + summary.scoring_bytes_down:
+        of_scores = f"both ways; statistics of batch norm: {bytes_text(statistics)}" if statistics else "to devices"
+        cards.append(("Sent for scores", bytes_text(for_scores), of_scores))
+    cards.append(("Devices", f"{activity.trained:,} trained", f"of {activity.devices:,} that were asked"))
+    cards.append(("Trainings", f"{outcomes.get('trained', 0):,}", missed or "none missed"))
+    mean = activity.models.mean_parameters
+    cards.append(("Mean model", "none" if mean is None else f"{plain(mean)}", "parameters"))
+    return Cards(cards)
+
+
+def _words(summary: Summary, *, whole: bool) -> list[str]:
+    """Return the words of the page that a stranger does not know."""
+    there = {
+        "delivered": summary.delivered_score is not None,
+        "tier": True,
+        "worst tier": summary.worst_tier is not None,
+        "whole model": whole,
+        "budget": True,
+        "personal": summary.personal_score is not None,
+        "simulated time": summary.simulated_seconds > 0,
+        "statistics": bool(summary.statistics_bytes_down),
+        "epsilon": summary.epsilon is not None,
+    }
+    return [word for word, is_there in there.items() if is_there]
+
+
+def _scores(
+    rounds: Sequence[RoundRecord], activity: Activity, baseline: tuple[str, float] | None, *, whole: bool
+) -> list[Block]:
+    """Return what was reached, over rounds, time and traffic."""
+    lines = score_charts(rounds, activity.tiers, baseline, whole=whole)
+    return [
+        Heading("Scores"),
+        Charts([*lines, *score_maps(rounds, activity.tiers, whole=whole)]),
+        Paragraph(HOW_TO_READ, "note"),
+    ]
 
 
 def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
-    """What was reached, what it cost, and who trained what."""
+    """Return what it cost, and who trained what."""
     return [
-        Charts([*score_charts(rounds, activity.tiers), *score_maps(rounds, activity.tiers)]),
-        Paragraph(HOW_TO_READ, "note"),
         Heading("What it cost"),
         Charts(cost_charts(rounds)),
         Heading("Who trained what"),
-        Charts([*device_charts(rounds), *architecture_charts(rounds, activity), *map_chart(activity)]),
+        Charts([*device_charts(rounds), *architecture_charts(activity), *map_chart(activity)]),
         *own_charts(rounds),
         Data(
             [
@@ -203,55 +219,21 @@ def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
     ]
 
 
-def _device_tables(activity: Activity) -> list[Block]:
-    if not activity.rows:
-        return []
-    rows = []
-    for name, tally in activity.rows.items():
-        trained = tally.outcomes["trained"]
-        rows.append(
-            [
-                str(name),
-                *([] if isinstance(name, str) else [activity.tiers[name]]),
-                f"{tally.total:,}",
-                *(f"{tally.outcomes[word]:,}" if tally.outcomes[word] else "" for word in OUTCOMES),
-                "" if tally.mean_parameters is None else plain(tally.mean_parameters),
-                percent(tally.memory_share / trained) if trained and tally.memory_share else "",
-                bytes_text(tally.down_bytes),
-                bytes_text(tally.up_bytes),
-            ]
-        )
-    first = ["tier"] if activity.by_tier else ["device", "tier"]
-    headers = [*first, "sampled", *OUTCOMES, "mean parameters", "memory used", "down in all", "up in all"]
-    devices = f"{len(rows):,} {'tiers' if activity.by_tier else 'devices'} by outcome"
-    blocks: list[Block] = []
-    if activity.reasons:
-        common = activity.reasons.most_common(MAX_REASONS)
-        more = len(activity.reasons) - len(common)
-        blocks += [
-            Heading("Why devices did not train"),
-            Table(["outcome", "times"], [(reason, f"{count:,}") for reason, count in common]),
-            *([Paragraph(f"and {more:,} other reasons", "note")] if more else []),
-        ]
-    table = Table(headers, rows, text_columns=len(first), folded=devices, is_open=len(rows) <= 24)
-    return [*blocks, Heading("Devices"), table]
-
-
 def _configuration(content: dict[str, Any]) -> list[Block]:
     config, defaults = content["config"], RunConfig().to_dict()
     # A key of another version, or of a method that is not imported here, has no description.
     meanings = descriptions(str(config.get("strategy")))
     changed = [key for key in config if key not in defaults or config[key] != defaults[key]]
 
-    def keys(names: Sequence[str], folded: str = "") -> Table:
+    def keys(title: str, names: Sequence[str], folded: str = "") -> Shown:
         rows = [(key, str(config[key]), meanings.get(key, "")) for key in names]
-        return Table(["key", "value", "meaning"], rows, text_columns=3, folded=folded)
+        return Shown(TextTable(title, ["key", "value", "meaning"], rows, text_columns=3), folded)
 
     others = [key for key in config if key not in changed]
     versions = [(package, found or "not installed") for package, found in content["versions"].items()]
     return [
         Heading("Configuration"),
-        keys(changed),
-        keys(others, folded=f"{len(others)} keys with their default"),
-        Table(["package", "version"], versions, text_columns=2, folded="Versions"),
+        keys("Configuration", changed),
+        keys("Defaults", others, folded=f"{len(others)} keys with their default"),
+        Shown(TextTable("Versions", ["package", "version"], versions, text_columns=2), folded="Versions"),
     ]

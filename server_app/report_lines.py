@@ -1,92 +1,87 @@
 """Line charts of the report: scores, what the run cost, devices and figures of the method, by round."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 
 from wildflower.server_app.charts import Chart, Line, line_chart
 from wildflower.server_app.pages import Block, Charts, Heading
 from wildflower.server_app.run_records import RoundRecord
 from wildflower.server_app.summary import in_fleet_order
-from wildflower.server_app.units import bytes_text, percent, score_format, seconds_text, time_unit
+from wildflower.server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
 
 
-def score_charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> list[Chart]:
-    """Draw scores over rounds, simulated time and traffic, by tier, by exit and on devices, and the loss."""
+def _chart(
+    title: str, rounds: Sequence[RoundRecord], values: Mapping[str, Sequence[float | None]], form: Format
+) -> Chart:
+    """Return a chart of costs or counts by round, from 0 on."""
     numbers = [record.round for record in rounds]
+    lines = [Line(name, numbers, ys) for name, ys in values.items()]
+    return line_chart(title, lines, x_label="round", y_format=form, from_zero=True)
+
+
+def score_charts(
+    rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], baseline: tuple[str, float] | None, *, whole: bool
+) -> list[Chart]:
+    """Draw scores over rounds, simulated time and traffic, by tier, by exit and on devices, and the loss.
+
+    Args:
+        baseline: a name and a score, of which there is a line.
+        whole: whether there is a whole model.
+    """
+    scale, text = rounds[-1].scale, score_format(rounds[-1].scale)
     length, unit = time_unit(rounds[-1].simulated_seconds)
-    clock = [record.simulated_seconds / length for record in rounds]
-    scale = rounds[-1].scale
-    text = score_format(scale)
-    scores = [record.score for record in rounds]
-    # With evaluate-tiers = false nothing says what devices would be given.
-    delivered = [record.delivered_score for record in rounds]
-    known = any(score is not None for score in delivered)
-    scores_of = [(r.delivered_score_by_tier if known else r.score_by_tier) or {} for r in rounds]
-    tiers = in_fleet_order((tier for of_round in scores_of for tier in of_round), tier_of)
-    by_tier = [Line(tier, numbers, [of_round.get(tier) for of_round in scores_of]) for tier in tiers]
-    tier_title = f"{scale.title} delivered by tier" if known else f"{scale.title} by tier"
-    delivered_lines = [Line("delivered", numbers, delivered)] if known else []
-    delivered_clock = [Line("delivered", clock, delivered)] if known else []
-    exits = range(max(len(record.score_by_exit or []) for record in rounds))
-    by_exit = [[_at(record.score_by_exit, exit) for record in rounds] for exit in exits]
-    personal_tiers = in_fleet_order(
-        (tier for record in rounds for tier in record.personal_score_by_tier or {}), tier_of
-    )
-    personal = [Line("all devices", numbers, [record.personal_score for record in rounds])]
-    personal += [
-        Line(tier, numbers, [(record.personal_score_by_tier or {}).get(tier) for record in rounds])
-        for tier in personal_tiers
-    ]
-    networks = dict.fromkeys(name for record in rounds for name in record.personal_score_by_network or {})
-    personal += [
-        Line(name, numbers, [(record.personal_score_by_network or {}).get(name) for record in rounds])
-        for name in networks
-    ]
+    numbers = [float(record.round) for record in rounds]
     traffic = [float(total) for total in accumulate(record.training_bytes for record in rounds)]
-    delivered_traffic = [Line("delivered", traffic, delivered)] if known else []
-    charts = [
-        line_chart(
-            f"{scale.title} over rounds",
-            [*delivered_lines, Line("whole model", numbers, scores)],
-            x_label="round",
-            y_format=text,
-        ),
-        line_chart(
-            f"{scale.title} over simulated time",
-            [*delivered_clock, Line("whole model", clock, scores)],
-            x_label=unit,
-            y_format=text,
-        ),
-        line_chart(
-            f"{scale.title} over traffic",
-            [*delivered_traffic, Line("whole model", traffic, scores)],
-            x_label="training, down and up",
-            y_format=text,
-            x_format=bytes_text,
-        ),
-        *([line_chart(tier_title, by_tier, x_label="round", y_format=text)] if by_tier else []),
-        line_chart("Loss", [Line("global model", numbers, [record.loss for record in rounds])], x_label="round"),
-    ]
-    if exits:
-        charts.append(
-            line_chart(
-                f"{scale.title} by exit of the global model",
-                [Line(f"exit {exit + 1}", numbers, by_exit[exit]) for exit in exits],
-                x_label="round",
-                y_format=text,
-            )
-        )
-    if personal_tiers:
+    clock = [record.simulated_seconds / length for record in rounds]
+    # With evaluate-tiers = false nothing says what devices would be given.
+    known = any(record.delivered_score is not None for record in rounds)
+    figures = {"delivered": [record.delivered_score for record in rounds]} if known else {}
+    if whole:
+        figures["whole model"] = [record.score for record in rounds]
+    if not figures:
+        figures["mean of the devices' models"] = [record.score for record in rounds]
+
+    def over(name: str, xs: Sequence[float], x_label: str, x_format: Format = plain) -> Chart:
+        lines = [Line(label, xs, ys) for label, ys in figures.items()]
+        evaluated = [x for x, record in zip(xs, rounds, strict=True) if record.score_by_tier is not None]
+        if baseline is not None and evaluated:
+            ends = sorted({evaluated[0], evaluated[-1]})
+            lines.append(Line(f"baseline: {baseline[0]}", ends, [baseline[1]] * len(ends), color=7, dash="dot"))
+        title = f"{scale.title} over {name}"
+        return line_chart(title, lines, x_label=x_label, y_format=text, x_format=x_format)
+
+    by_round = partial(line_chart, x_label="round", y_format=text)
+    charts = [over("rounds", numbers, "round"), over("simulated time", clock, unit)]
+    charts.append(over("traffic", traffic, "training, down and up", bytes_text))
+    of_tiers = [(r.delivered_score_by_tier if known else r.score_by_tier) for r in rounds]
+    if by_tier := _by_part(rounds, of_tiers, tier_of):
+        charts.append(by_round(f"{scale.title} delivered by tier" if known else f"{scale.title} by tier", by_tier))
+    loss = Line("global model" if whole else "mean of the devices' models", numbers, [r.loss for r in rounds])
+    charts.append(line_chart("Loss", [loss], x_label="round"))
+    of_exits = [{f"exit {n}": s for n, s in enumerate(r.score_by_exit or [], start=1)} for r in rounds]
+    if by_exit := _by_part(rounds, of_exits, {}):
+        charts.append(by_round(f"{scale.title} by exit of the global model", by_exit))
+    if personal := _by_part(rounds, [r.personal_score_by_tier for r in rounds], tier_of):
+        everyone = Line("all devices", numbers, [record.personal_score for record in rounds])
+        networks = _by_part(rounds, [r.personal_score_by_network for r in rounds], {})
         title = f"Personal {scale.label}, on devices' own test shards"
-        charts.append(line_chart(title, personal, x_label="round", y_format=text))
+        charts.append(by_round(title, [everyone, *personal, *networks]))
     return charts
+
+
+def _by_part(
+    rounds: Sequence[RoundRecord], parts: Sequence[Mapping[str, float] | None], tier_of: Mapping[int, str]
+) -> list[Line]:
+    """Return a line per name that any of the rounds has, tiers in the order of the fleet."""
+    names = in_fleet_order((name for of_round in parts for name in of_round or {}), tier_of)
+    numbers = [record.round for record in rounds]
+    return [Line(name, numbers, [(of_round or {}).get(name) for of_round in parts]) for name in names]
 
 
 def cost_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
     """Draw bytes, seconds and budgets by round."""
-    numbers = [record.round for record in rounds]
     length, unit = time_unit(rounds[-1].simulated_seconds)
-    parts = [record.server_seconds for record in rounds]
     of_round = {
         "training, down": [record.training_bytes_down for record in rounds],
         "training, up": [record.training_bytes_up for record in rounds],
@@ -95,111 +90,55 @@ def cost_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
         "scoring, down": [record.scoring_bytes_down for record in rounds],
     }
     traffic = {name: sizes for name, sizes in of_round.items() if name.startswith("training") or any(sizes)}
-    server = [sum(seconds.values()) for seconds in parts]
+    parts = [record.server_seconds for record in rounds]
+    names = dict.fromkeys(name for seconds in parts for name in seconds)
+    server = {name: [seconds.get(name, 0.0) for seconds in parts] for name in names}
+    here = {"whole round": [r.wall_seconds for r in rounds], "server": [sum(seconds.values()) for seconds in parts]}
+    budget = {
+        "memory": [record.memory_utilisation for record in rounds],
+        "bandwidth": [record.bandwidth_utilisation for record in rounds],
+    }
+    in_all = {name: list(accumulate(sizes)) for name, sizes in traffic.items()}
+    simulated = [record.simulated_seconds / length for record in rounds]
     return [
-        line_chart(
-            "Bytes per round",
-            [Line(name, numbers, sizes) for name, sizes in traffic.items()],
-            x_label="round",
-            y_format=bytes_text,
-            from_zero=True,
-        ),
-        line_chart(
-            "Bytes in all",
-            [Line(name, numbers, list(accumulate(sizes))) for name, sizes in traffic.items()],
-            x_label="round",
-            y_format=bytes_text,
-            from_zero=True,
-        ),
-        line_chart(
-            f"Simulated {unit} in all",
-            [Line("the devices' clock", numbers, [record.simulated_seconds / length for record in rounds])],
-            x_label="round",
-            from_zero=True,
-        ),
-        line_chart(
-            "Seconds per round on this machine",
-            [Line("whole round", numbers, [record.wall_seconds for record in rounds]), Line("server", numbers, server)],
-            x_label="round",
-            y_format=seconds_text,
-            from_zero=True,
-        ),
-        line_chart(
-            "Seconds per round on the server",
-            _that_happened(
-                *(
-                    Line(part, numbers, [seconds.get(part, 0.0) for seconds in parts], color)
-                    for color, part in enumerate(dict.fromkeys(name for seconds in parts for name in seconds))
-                )
-            ),
-            x_label="round",
-            y_format=seconds_text,
-            from_zero=True,
-        ),
-        line_chart(
-            "Budget used by what was assigned",
-            [
-                Line("memory", numbers, [record.memory_utilisation for record in rounds]),
-                Line("bandwidth", numbers, [record.bandwidth_utilisation for record in rounds]),
-            ],
-            x_label="round",
-            from_zero=True,
-            y_format=percent,
-        ),
+        _chart("Bytes per round", rounds, traffic, bytes_text),
+        _chart("Bytes in all", rounds, in_all, bytes_text),
+        _chart(f"Simulated {unit} in all", rounds, {"the devices' clock": simulated}, plain),
+        _chart("Seconds per round on this machine", rounds, here, seconds_text),
+        _chart("Seconds per round on the server", rounds, _that_happened(server), seconds_text),
+        _chart("Budget used by what was assigned", rounds, budget, percent),
     ]
 
 
 def device_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
     """Draw how many devices took part, and how many different architectures they trained."""
-    numbers = [record.round for record in rounds]
+    happened = {
+        "failed": [record.devices_failed for record in rounds],
+        "refused": [record.devices_refused for record in rounds],
+        "scaled down": [record.devices_bounded for record in rounds],
+        "below the smallest": [record.devices_below_smallest for record in rounds],
+        "lost what they kept": [record.devices_state_lost for record in rounds],
+    }
+    asked: dict[str, Sequence[float]] = {
+        "replied": [record.devices_replied for record in rounds],
+        "sampled": [record.devices_sampled for record in rounds],
+    }
+    different = {"architectures": [record.distinct_architectures for record in rounds]}
     return [
-        line_chart(
-            "Devices per round",
-            [
-                Line("replied", numbers, [record.devices_replied for record in rounds], color=2),
-                Line("sampled", numbers, [record.devices_sampled for record in rounds], color=7),
-                *_that_happened(
-                    Line("failed", numbers, [record.devices_failed for record in rounds], color=1),
-                    Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
-                    Line("scaled down", numbers, [record.devices_bounded for record in rounds], color=5),
-                    Line("below the smallest", numbers, [record.devices_below_smallest for record in rounds], color=4),
-                    Line("lost what they kept", numbers, [record.devices_state_lost for record in rounds], color=6),
-                ),
-            ],
-            x_label="round",
-            from_zero=True,
-        ),
-        line_chart(
-            "Different architectures per round",
-            [Line("architectures", numbers, [record.distinct_architectures for record in rounds])],
-            x_label="round",
-            from_zero=True,
-        ),
+        _chart("Devices per round", rounds, asked | _that_happened(happened), plain),
+        _chart("Different architectures per round", rounds, different, plain),
     ]
 
 
 def own_charts(rounds: Sequence[RoundRecord]) -> list[Block]:
-    """Figures of the method's own."""
+    """Return the figures of the method's own."""
     names = sorted({name for record in rounds for name, y in record.metrics.items() if y is not None})
-    if not names:
-        return []
-    numbers = [record.round for record in rounds]
-    charts = [
-        line_chart(
-            name.replace("_", " ").capitalize(),
-            [Line(name.replace("_", " "), numbers, [record.metrics.get(name) for record in rounds])],
-            x_label="round",
-            from_zero=True,
-        )
-        for name in names
-    ]
-    return [Heading("Figures of the method"), Charts(charts)]
+    values = {name: [record.metrics.get(name) for record in rounds] for name in names}
+    words = {name: name.replace("_", " ") for name in names}
+    charts = [_chart(words[name].capitalize(), rounds, {words[name]: ys}, plain) for name, ys in values.items()]
+    return [Heading("Figures of the method"), Charts(charts)] if charts else []
 
 
-def _that_happened(*lines: Line) -> list[Line]:
-    """The lines that are not 0 all the time: what never happened only hides the others."""
-    return [line for line in lines if any(y != 0 for _, y in line.points())]
-
-
-def _at(values: Sequence[float] | None, place: int) -> float | None:
-    return values[place] if values is not None and place < len(values) else None
+def _that_happened(values: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """Return those that are not 0 all the time: what never happened only hides the others."""
+    return {name: ys for name, ys in values.items() if any(ys)}

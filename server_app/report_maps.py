@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from wildflower.server_app.activity import MAX_CELLS, MAX_COLUMNS, MAX_DEVICES, MISSED, OUTCOMES, Activity, Tally
 from wildflower.server_app.charts import Chart, bar_chart, cell_chart
 from wildflower.server_app.label_spread import Labels
@@ -14,8 +16,8 @@ SHADES = 6  # of sizes, as defined in the page's style
 LABELS = "labels.csv"
 
 
-def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> list[Chart]:
-    """Accuracy of every class, and scores of every device, over the evaluations."""
+def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], *, whole: bool) -> list[Chart]:
+    """Draw the accuracy of every class, if there is a `whole` model, and scores of every device."""
     scale = rounds[-1].scale
     text = score_format(scale)
 
@@ -29,7 +31,7 @@ def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> lis
     devices = {r.round: of_devices(r.score_by_device) for r in rounds if r.score_by_device}
     personal = {r.round: of_devices(r.personal_score_by_device) for r in rounds if r.personal_score_by_device}
     return [
-        *_score_map("Accuracy of the whole model", "class", classes, percent),
+        *(_score_map("Accuracy of the whole model", "class", classes, percent) if whole else []),
         *_score_map(f"Delivered {scale.label}", "device", devices, text),
         *_score_map(f"Personal {scale.label}", "device", personal, text),
     ]
@@ -69,7 +71,7 @@ def _score_map(title: str, what: str, scores: Mapping[int, Mapping[str, float]],
     ]
 
 
-def architecture_charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Chart]:
+def architecture_charts(activity: Activity) -> list[Chart]:
     """How many devices trained models of which size, over time."""
     bounds = shade_bounds(size for counts in activity.sizes.values() for size in counts)
     if not bounds:
@@ -163,12 +165,14 @@ def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) ->
 
 
 def shade_bounds(sizes: Iterable[float]) -> list[float]:
-    """The upper bounds of the map's shades: one per size where there are few, else equal steps up to the largest."""
+    """Return the upper bounds of the map's shades: of few sizes each, else so that each shade has as many of them.
+
+    Equal steps would show what is near the largest, as scores are at the end of a run, in one shade.
+    """
     distinct = sorted(set(sizes))
     if len(distinct) <= SHADES:
         return distinct
-    low, high = distinct[0], distinct[-1]
-    return [low + (high - low) * (step + 1) / SHADES for step in range(SHADES - 1)] + [high]
+    return [float(bound) for bound in np.quantile(distinct, [(step + 1) / SHADES for step in range(SHADES)])]
 
 
 def shade(size: float, bounds: Sequence[float]) -> int:

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from wildflower.server_app.ledger import spent
 from wildflower.server_app.run_folder import read_devices, read_rounds
 from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.strategies import METHODS
+from wildflower.strategies.on_devices import OnDevices
 
 
 def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:
@@ -76,6 +78,13 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
 def last_fifth(evaluated: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
     """The last fifth of the evaluations, at least one: single evaluations swing, and their mean is a run's figure."""
     return evaluated[-max(1, round(len(evaluated) / 5)) :]
+
+
+def has_whole_model(run_dir: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether there is a global model: some methods leave all models on devices, and save none."""
+    kind = METHODS.get(str(config.get("strategy")))
+    on_devices = kind is not None and kind.scored_on_devices is not OnDevices.scored_on_devices
+    return not on_devices or (run_dir / "models").exists()
 
 
 def _means_by_name(

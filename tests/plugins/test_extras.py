@@ -16,7 +16,6 @@ from rich.console import Console
 
 from tests.small_run import small_config, started
 from wildflower.cli import command, export
-from wildflower.launch import python
 from wildflower.launch.experiment import run_experiment
 from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
@@ -27,6 +26,7 @@ from wildflower.server_app.compared_runs import Group
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.run_records import Summary
+from wildflower.server_app.tables import frame_of
 from wildflower.strategies.recipfl.recipfl import RecipFL
 from wildflower.tasks import digits
 from wildflower.tasks.hub import import_datasets
@@ -104,7 +104,7 @@ USES = {
         lambda _: text_of(compare_two),
     ],
     "plotly": [told, lambda _: text_of(pages.library.__wrapped__)],
-    "pandas": [lambda _: text_of(lambda: python._frame([], Summary))],
+    "pandas": [lambda _: text_of(lambda: frame_of([], Summary))],
     "tensorboard": [told],
     "ray": [lambda folder: told(folder, "engine=flower")],
     "datasets": [lambda _: text_of(import_datasets)],

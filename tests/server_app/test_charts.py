@@ -1,7 +1,7 @@
 import plotly.graph_objects as go
 import pytest
 
-from wildflower.server_app.charts import Chart, Entry, Line, bar_chart, cell_chart, line_chart
+from wildflower.server_app.charts import Chart, Dot, Entry, Line, bar_chart, cell_chart, dot_chart, line_chart
 from wildflower.server_app.units import bytes_text, percent, plain, seconds_text
 
 
@@ -13,13 +13,14 @@ def checked(chart: Chart) -> Chart:
 
 @pytest.mark.parametrize("form", [percent, plain, bytes_text, seconds_text])
 def test_lines_are_as_plotly_takes_them(form):
-    lines = [Line("a", [1, 2, 3], [0.0, 50.0, 100.0]), Line("b", [1, 3], [0.5, 0.25], faint=True)]
+    lines = [Line("a", [1, 2, 3], [0.0, 50.0, 100.0]), Line("b", [1, 3], [0.5, 0.25], band=([0.4, None], [0.75, None]))]
     chart = checked(line_chart("t", lines, x_label="round", y_format=form, from_zero=True))
-    first, second = chart.traces
+    first, band, second = chart.traces
     assert (first["x"], first["y"]) == ([1, 2, 3], [0.0, 50.0, 100.0])
     assert first["text"][2] == f"a: {form(100.0)} at round 3"
-    assert second["opacity"] < 1
-    assert chart.legend == [Entry(0, "c0", "solid", "a", form(100.0))]  # faint lines have no entry
+    assert (band["x"], band["y"], band["fill"]) == ([1, 1], [0.4, 0.75], "toself")
+    assert second["y"] == [0.5, 0.25]
+    assert chart.legend == [Entry(0, "c0", "solid", "a"), Entry(2, "c1", "solid", "b")]
 
 
 def test_what_is_not_a_number_is_left_out():
@@ -28,6 +29,36 @@ def test_what_is_not_a_number_is_left_out():
     assert [(trace["x"], trace["y"]) for trace in chart.traces] == [([3], [5.0])]
     assert [(entry.trace, entry.name) for entry in chart.legend] == [(0, "a")]
     assert line_chart("t", lines[:1], x_label="round").traces == []
+
+
+def test_a_line_far_beyond_the_others_does_not_flatten_them():
+    lines = [Line("a", [1, 2], [0.8, 0.9]), Line("b", [1, 2], [0.7, 1.0]), Line("c", [1, 2], [60.0, 50.0])]
+    chart = checked(line_chart("t", lines, x_label="round", y_format=percent, note="As shares.", cut=True))
+    assert chart.layout["yaxis"]["range"] == [0.0, pytest.approx(1.1)]
+    assert chart.note == "As shares. Beyond the chart: c, up to 6000 %."
+    assert "range" not in line_chart("t", lines[:2], x_label="round", cut=True).layout["yaxis"]
+    assert "range" not in line_chart("t", lines, x_label="round").layout["yaxis"]
+
+
+def test_what_never_changes_is_told_in_words():
+    flat = Line("a", [1, 2], [10, 10])
+    assert line_chart("t", [flat], x_label="round").constant == "10"
+    assert line_chart("t", [flat, Line("b", [1], [3])], x_label="round").constant == "a 10, b 3"
+    assert line_chart("t", [flat, Line("b", [1, 2], [3, 4])], x_label="round").constant == ""
+    assert line_chart("t", [Line("a", [1], [10])], x_label="round").constant == ""  # nobody knows of one round
+
+
+def test_dots_have_their_seeds_and_intervals():
+    dots = [Dot("a", 0.5, (0.4, 0.6), {1: 0.45, 2: 0.55}), Dot("b", 0.2, None, {1: 0.2}, counts=False)]
+    chart = checked(dot_chart("t", dots, x_label="score", x_format=percent, line_at=("baseline", 0.3)))
+    seeds, mean, other, line = chart.traces
+    assert (seeds["x"], seeds["y"]) == ([0.45, 0.55], ["a", "a"])
+    assert (mean["error_x"]["array"], mean["error_x"]["arrayminus"]) == ([pytest.approx(0.1)], [pytest.approx(0.1)])
+    assert mean["text"] == ["a: 50 %, 40 % to 60 %"]
+    assert "error_x" not in other
+    assert [trace["marker"]["symbol"] for trace in (mean, other)] == ["circle", "circle-open"]
+    assert (line["x"], chart.legend[0].name) == ([0.3, 0.3], "baseline: 30 %")
+    assert chart.layout["yaxis"]["categoryarray"] == ["b", "a"]  # from below
 
 
 def test_there_are_no_halves_of_rounds():

@@ -92,8 +92,15 @@ def test_seeds_of_one_experiment_are_one_row_with_mean_and_spread(tmp_path):
     (cost,) = rows_of(comparison, "What it took")
     assert cost["rounds to 55 %"] == "2 (2 of 3)"
     assert comparison.advice == []  # there is nothing to choose
-    faint = [trace for _, chart in charts_of(comparison.html).items() for trace in chart.traces if trace["opacity"] < 1]
-    assert len(faint) == 3 * 6  # plots, the one of bandwidth being empty
+    charts = charts_of(comparison.html)
+    seeds, mean = charts["Delivered accuracy"].traces
+    assert seeds["x"] == [0.5, 0.6, 0.7]
+    # 4.303 x 0.1 / sqrt(3)
+    assert mean["error_x"]["array"] == [pytest.approx(0.2484, abs=1e-4)]
+    band, line = charts["Delivered accuracy over rounds"].traces
+    assert line["y"] == [pytest.approx(0.1), pytest.approx(0.6)]
+    assert band["y"] == [pytest.approx(y, abs=1e-4) for y in (0.1, 0.3516, 0.8484, 0.1)]
+    assert "Memory budget used" not in charts  # it never changes
 
 
 def test_what_is_not_finished_or_there_twice_is_left_out_and_said(tmp_path):
@@ -447,6 +454,62 @@ def test_who_does_not_keep_to_the_budgets_is_not_recommended(tmp_path):
         "Under fedrolex 2 of 5 devices get no model.",
         "Not counted, since it gives devices more than they afford: fedavg.",
     ]
+
+
+def test_who_does_not_count_is_marked_and_comes_last(tmp_path):
+    runs = seeds_of(tmp_path, "fedrolex", [0.9, 0.9], devices_beyond_budget=3)
+    runs += seeds_of(tmp_path, "heterofl", [0.7, 0.8])
+    comparison = compare(runs)
+    for table in comparison.tables:
+        assert [row[0] for row in table.rows] == ["heterofl", "fedrolex (does not count)"]
+    assert '<tr class="muted"><td>fedrolex (does not count)' in comparison.html
+    symbols = [trace["marker"]["symbol"] for trace in charts_of(comparison.html)["Delivered accuracy"].traces]
+    assert symbols == ["line-ns", "circle", "line-ns", "circle-open"]
+
+
+def test_one_model_for_all_is_the_baseline(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.8]) + seeds_of(tmp_path, "fedrolex", [0.5, 0.5])
+    assert "There is no baseline among the runs" in compare(runs).html
+    runs += seeds_of(tmp_path, "fedavg", [0.6, 0.6], **{"fedavg.use": "all-small"})
+    comparison = compare(runs)
+    assert "There is no baseline" not in comparison.html
+    against = {row["method"]: row["against the baseline"] for row in rows_of(comparison, ACCURACY)}
+    assert against == {"heterofl": "+15.0 points", "fedavg": "", "fedrolex": "-10.0 points"}
+    assert charts_of(comparison.html)["Delivered accuracy"].traces[-1]["x"] == [0.6] * 3
+
+
+def test_methods_without_a_whole_model_show_none(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7]) + seeds_of(tmp_path, "local", [0.6])
+    comparison = compare(runs)
+    whole = {row["method"]: row["whole model, %"] for row in rows_of(comparison, ACCURACY)}
+    assert whole == {"heterofl": "35.0", "local": "none"}
+
+
+def test_tables_go_into_a_paper(tmp_path):
+    table = compare(seeds_of(tmp_path, "heterofl", [0.7, 0.8])).tables[0]
+    assert table.csv().splitlines() == [
+        'method,seeds,"delivered, %","worst tier, %","whole model, %"',
+        "heterofl,1-2,75.0 ± 7.1,18.8 ± 1.8,37.5 ± 3.5",
+    ]
+    assert r"method & seeds & delivered, \% & worst tier, \% & whole model, \% \\" in table.latex()
+    assert r"heterofl & 1-2 & 75.0 $\pm$ 7.1 & 18.8 $\pm$ 1.8 & 37.5 $\pm$ 3.5 \\" in table.latex()
+    assert table.markdown().splitlines()[1:] == [
+        "| --- | --- | --- | --- | --- |",
+        "| heterofl | 1-2 | 75.0 ± 7.1 | 18.8 ± 1.8 | 37.5 ± 3.5 |",
+    ]
+
+
+def test_hooks_make_no_other_experiment_and_are_told(tmp_path):
+    hooks = {"hooks": "mine:EarlyStop(patience = 5)", "plugins": {"mine": "0" * 64}}
+    runs = [a_run(tmp_path / "one", [0.5], seed=1), a_run(tmp_path / "two", [0.6], seed=2, **hooks)]
+    comparison = compare(runs)
+    assert [(row["method"], row["seeds"]) for row in rows_of(comparison, ACCURACY)] == [("heterofl", "1-2")]
+    assert comparison.advice == [
+        "Some runs had hooks, which are not counted among the settings (two: mine:EarlyStop(patience = 5))."
+    ]
+    # A module that is also the task's is part of the experiment.
+    runs.append(a_run(tmp_path / "three", [0.6], seed=3, **hooks | {"task": "mine:Birds"}))
+    assert len(rows_of(compare(runs), ACCURACY)) == 2
 
 
 @pytest.mark.parametrize(

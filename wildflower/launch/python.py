@@ -38,12 +38,12 @@ from wildflower.server_app.run_folder import (
     read_summary,
     runs_of,
 )
-from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary, flat
+from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary
 from wildflower.server_app.summary import summarize
+from wildflower.server_app.tables import frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pydantic import BaseModel
 
     from wildflower.rounds.hooks import RoundHook
     from wildflower.server_app.config import RunConfig
@@ -111,7 +111,7 @@ class Run:
         `delivered_score_by_tier.small`. Where a round was not evaluated, its scores are NaN. Bytes and seconds are
         those of the round, `simulated_seconds` is the virtual clock at its end.
         """
-        return _frame(read_rounds(self.folder), RoundRecord).set_index("round")
+        return frame_of(read_rounds(self.folder), RoundRecord).set_index("round")
 
     @cached_property
     def devices(self) -> pd.DataFrame:
@@ -121,7 +121,7 @@ class Run:
         """
         finished = self.summary.rounds
         records = [record for record in read_devices(self.folder) if record.round <= finished]
-        return _frame(records, DeviceRecord, whole=("architecture",))
+        return frame_of(records, DeviceRecord, whole=("architecture",))
 
     @property
     def report(self) -> Path:
@@ -158,7 +158,7 @@ class Sweep:
         own = [{key: run.config[key] for key in (*self.grid, "seed")} for run in self.runs]
         places = [row | place for row, place in zip(rows, own, strict=True)]
         names = [run.folder.name for run in self.runs]
-        figures = _frame([run.summary for run in self.runs], Summary)
+        figures = frame_of([run.summary for run in self.runs], Summary)
         return pd.concat([pd.DataFrame(places, index=names), figures.set_axis(names)], axis="columns")
 
     @cached_property
@@ -449,16 +449,3 @@ def _rows(rows: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None)
             "name of a file of them"
         )
     return make_rows({n: _with_dashes(r) if isinstance(r, Mapping) else r for n, r in rows.items()}, "rows")
-
-
-def _frame(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[str] = ()) -> pd.DataFrame:
-    with needed("pandas", "a table"):
-        import pandas as pd
-
-    rows = [flat(record.model_dump(), whole) for record in records]
-    frame = pd.DataFrame(rows, columns=None if rows else list(kind.model_fields))
-    # Where a round has none of something, that stands beside the columns of the others' parts.
-    parted = {str(column).partition(".")[0] for column in frame.columns if "." in str(column)}
-    order = {name: place for place, name in enumerate(kind.model_fields)}
-    columns = [column for column in frame.columns if column not in parted]
-    return frame[sorted(columns, key=lambda column: order[str(column).partition(".")[0]])]
