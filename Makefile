@@ -2,13 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,dev
+TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,docs,dev
 # Compiled modules are kept, also where the environment says that nothing is to be: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint figures wheel clean
+.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint figures docs wheel release clean
 
 setup: $(VENV)/installed
 
@@ -76,6 +76,11 @@ test-gpu: setup
 figures: setup
 	$(BIN)/python -m benchmarks.figures
 
+# The site, in build/site: open build/site/index.html. A warning is an error. MkDocs' advertisement is none of ours.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo build/site/index.html
+
 # A wheel in dist/, and a round of the demo in an environment that has only it: the clone's own modules are not there.
 wheel: $(VENV)/installed-for-runs
 	rm -rf dist build *.egg-info
@@ -85,6 +90,15 @@ wheel: $(VENV)/installed-for-runs
 	cp benchmarks/demo/digits.toml build/alone
 	cd build/alone && bin/wildflower run digits.toml --set rounds=1 --set evaluate-every=1
 	rm -rf build
+
+# The sdist, the wheel that is made of it, and the folder for Flower's app hub, in dist/, all tried in an empty environment.
+# ADDRESS is where the repository's files are read, for README's links: https://HOST/OWNER/wildflower/blob/main
+release: setup
+	rm -rf dist build *.egg-info
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python deploy/hub_bundle.py dist/hub/wildflower $(ADDRESS)
+	deploy/check_release $(PYTHON) dist/*.whl dist/hub/wildflower benchmarks/demo/digits.toml
+	rm -rf build *.egg-info
 
 clean:
 	rm -rf $(VENV) build *.egg-info

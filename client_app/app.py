@@ -32,13 +32,13 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Which device this node carries, and what it can spend now; or a step of secure aggregation."""
+    """Return which device this node carries, and what it can spend now; or a step of secure aggregation."""
     return _answer("query", message, context)
 
 
 @app.query("data")
 def data(message: Message, context: Context) -> Message:
-    """What this node's device says of the data that it holds itself."""
+    """Return what this node's device says of the data that it holds itself."""
     return _answer("data", message, context)
 
 
@@ -57,7 +57,7 @@ def _answer(kind: str, message: Message, context: Context) -> Message:
 
 
 def _is_simulated(text: str) -> bool:
-    """Whether a batch's devices share this process; whoever works on it checks the rest.
+    """Say whether a batch's devices share this process; whoever works on it checks the rest.
 
     They do in Flower's simulation, whose devices keep their state where the server says. Where nodes of a deployment
     act as workers, the server does not say where, and the node's own worker does the work.

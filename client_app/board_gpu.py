@@ -120,7 +120,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: Network, loss: Loss) -> LossGraph:
-    """The graph of a loss of a model, in training mode.
+    """Return the graph of a loss of a model, in training mode.
 
     Raises:
         Untraceable: the loss has an operator that the trainer does not know, or a term that is already computed, or is
@@ -276,7 +276,7 @@ def _send(link: socket.socket, header: Mapping[str, Any], tensors: list[Tensor])
 
 
 def _loss(link: socket.socket, limit_bytes: int | None) -> float:
-    """The loss of the next step that is answered; MemoryError where it held too much."""
+    """Return the loss of the next step that is answered; MemoryError where it held too much."""
     answer, _ = take(link)
     if limit_bytes is not None and (answer["peak_bytes"] or 0) > limit_bytes:
         raise MemoryError(f"training grew to {answer['peak_bytes']} bytes")

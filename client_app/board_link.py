@@ -39,7 +39,7 @@ def as_board_error(where: str = "") -> Iterator[None]:
 
 
 def take(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    """The trainer's answer and its arrays; BoardError, or MemoryError, where it says that it failed."""
+    """Return the trainer's answer and its arrays; BoardError, or MemoryError, where it says that it failed."""
     with as_board_error():
         answer, arrays = receive(link)
     if "error" not in answer:
@@ -50,7 +50,7 @@ def take(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def about(path: Path) -> dict[str, Any]:
-    """What the trainer says of itself: `device`, `memory_total_bytes`, `torch`, `python`. Raises BoardError."""
+    """Return what the trainer says of itself: `device`, `memory_total_bytes`, `torch`, `python`. Raises BoardError."""
     with connection(path) as link:
         with as_board_error():
             send(link, {"do": "hello", "tensors": []}, [])

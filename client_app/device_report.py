@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from wildflower.client_app.board_link import BoardError, about
+from wildflower.devices import node_config
 from wildflower.devices.node import node_report
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.speed import with_speed
 from wildflower.devices.state_folder import node_state_dir
-from wildflower.devices.validation import check_text
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_bytes: int = 0) -> DeviceReport:
-    """The report of the node that a node config describes, with the GPU of the board's trainer where it has one.
+    """Return the report of the node that a node config describes, with the GPU of the board's trainer where it has one.
 
     `traffic_bytes` is as of `wildflower.devices.node.node_report`; `left_bytes` are held by a process that is about to
     end. Raises ValueError where the config does not say what it must.
@@ -41,6 +41,6 @@ def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_
 
 
 def gpu_trainer(config: Mapping[str, object]) -> Path | None:
-    """Where the trainer listens that has the board's GPU: `gpu-trainer` in the node config."""
-    path = config.get("gpu-trainer")
-    return None if path is None else Path(check_text(path, "node config gpu-trainer"))
+    """Return where the trainer listens that has the board's GPU: `gpu-trainer` in the node config."""
+    path = node_config.read(config).gpu_trainer
+    return None if path is None else Path(path)

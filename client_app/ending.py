@@ -21,7 +21,7 @@ ANSWERED_SECONDS = 300  # after the answer, which only goes to the SuperNode on 
 
 
 def is_messenger() -> bool:
-    """Whether Flower has started this process for one message."""
+    """Say whether Flower has started this process for one message."""
     return Path(sys.argv[0]).name == "flwr-clientapp"
 
 

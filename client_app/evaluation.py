@@ -6,16 +6,13 @@ from contextlib import closing
 
 import torch
 
-from wildflower.client_app.context import (
-    DeviceContext,
-    Workplace,
-    batches_of,
-    do_order,
-    out_of_memory_refused,
-    seed_draws,
-)
+from wildflower.client_app.batches import batches_of
+from wildflower.client_app.chance import seed_draws
+from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.limits import out_of_memory_refused
 from wildflower.client_app.memory import memory_limit
+from wildflower.client_app.order import do_order
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Score
 from wildflower.messages.packing import MessageError
 from wildflower.models.base import Family
@@ -91,7 +88,7 @@ def score_order(
 
 
 def _with_statistics(model: Network, context: DeviceContext, training: LocalTraining) -> Network:
-    """The model with the batch norm statistics of one pass over the device's training examples.
+    """Return the model with the batch norm statistics of one pass over the device's training examples.
 
     While they train, norms of a "static" family keep none. Scored by the statistics of the batch instead, a device with
     few test examples would be scored by which of them come together.

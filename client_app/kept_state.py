@@ -25,7 +25,7 @@ _NAME = re.compile(r"(.+)\.(\d+)\.safetensors", re.ASCII)  # KEY.ROUND.safetenso
 
 
 def folder_name(run: str) -> str:
-    """The name of a run's folder, another one for every run.
+    """Return the name of a run's folder, another one for every run.
 
     The run's name comes from the server: it must not lead out of the folder, nor to what else lies in a node's. A name
     that cannot stay as it is gets a hash, after a letter that no other name has.
@@ -44,7 +44,7 @@ class DeviceState:
         self.folder = Path(state_dir) / folder_name(run) / f"device-{device}"
 
     def load(self, key: str, before_round: int, since_round: int = 0) -> dict[str, Tensor] | None:
-        """The tensors kept under `key` in the newest round before the one and not before the other, or None.
+        """Return the tensors kept under `key` in the newest round before the one and not before the other, or None.
 
         A file that is not whole, which a power cut can leave, is passed over for the one of the round before, with a
         warning. Raises ValueError where none is whole.
@@ -65,7 +65,7 @@ class DeviceState:
         return None
 
     def is_empty(self, before_round: int) -> bool:
-        """Whether this device keeps nothing of this run from before a round."""
+        """Say whether this device keeps nothing of this run from before a round."""
         return not any(number < before_round for _, number, _ in self._files())
 
     def save(self, key: str, round_number: int, tensors: Mapping[str, Tensor]) -> None:
@@ -116,7 +116,7 @@ class DeviceState:
                     path.unlink()
 
     def second_last_round(self, prefix: str, before_round: int) -> int:
-        """The second last of the rounds before one in which keys that begin with `prefix` were saved.
+        """Return the second last of the rounds before one in which keys that begin with `prefix` were saved.
 
         The only such round where there is one, and 0 where there is none.
         """
@@ -130,7 +130,7 @@ class DeviceState:
                 path.unlink()
 
     def frozen(self, name: str, layout: Layout) -> dict[str, Tensor] | None:
-        """The frozen tensors of a part; None where one of them is not there as it was kept."""
+        """Return the frozen tensors of a part; None if one of them is not there as it was kept."""
         listed = self._read_frozen(name)
         if listed is None:
             return None
@@ -164,7 +164,7 @@ class DeviceState:
                 sync(self._frozen_file(lacking[0]).parent)
 
     def _read_frozen(self, name: str) -> bytes | None:
-        """What is kept under a name, which is the hash of it; None where it is not there, or is no more what it was."""
+        """Return what is kept under a name, the hash of it; None if it is not there, or is no more what it was."""
         path = self._frozen_file(name)
         try:
             data = path.read_bytes()

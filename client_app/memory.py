@@ -47,7 +47,7 @@ class MemoryMeter:
         self._files_before = _status_bytes("RssFile")
 
     def now_bytes(self) -> int:
-        """What the work holds at this moment."""
+        """Return what the work holds at this moment."""
         if self._cuda is not None:
             return max(0, torch.cuda.memory_allocated(self._cuda) - self._before)
         now = resident_bytes()
@@ -55,7 +55,7 @@ class MemoryMeter:
         return max(0, now - self._before - self._files_bytes())
 
     def peak_bytes(self) -> int:
-        """The most that the work has held."""
+        """Return the most that the work has held."""
         if self._cuda is not None:
             return max(0, torch.cuda.max_memory_allocated(self._cuda) - self._before)
         self.now_bytes()
@@ -89,7 +89,7 @@ def _reset_high_water_mark() -> bool:
 
 
 def _status_bytes(key: str) -> int:
-    """A figure of /proc/self/status; 0 where the kernel does not tell it."""
+    """Return a figure of /proc/self/status; 0 where the kernel does not tell it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -135,7 +135,7 @@ def memory_limit(limit_bytes: int | None, device: torch.device, *models: nn.Modu
 
 
 def touched_bytes(model: nn.Module) -> int:
-    """What training a model may touch beside its tensors, and is no overrun."""
+    """Return what training a model may touch beside its tensors, and is no overrun."""
     return TOUCHED_BYTES + _convolutions(model) * TOUCHED_CODE_BYTES
 
 
@@ -144,7 +144,7 @@ def _convolutions(*models: nn.Module) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory was refused."""
+    """Say whether an exception says that memory was refused."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     said = str(error).lower()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from wildflower.devices.node import own_secure_minimum
+from wildflower.devices import node_config
 from wildflower.devices.private import private_folder, private_open, sync
 from wildflower.devices.state_folder import node_state_dir
 from wildflower.messages.error import MessageError
@@ -110,7 +110,7 @@ class Ledger:
         return batch.training, order.model_copy(update={"seed": before.seed})
 
     def block(self, run: str, round_number: int, weights: str) -> list[int]:
-        """The only block that the device is in, in sums of these weights; [] where it may be in any.
+        """Return the only block that the device is in, in sums of these weights; [] if it may be in any.
 
         Raises MessageError where it has been in a sum of this round already, which was of other weights.
         """
@@ -149,7 +149,7 @@ class Ledger:
 
 
 def check_same(before: list[int], block: list[int]) -> None:
-    """MessageError where a block is not that of the sum before it from the same weights."""
+    """Raise MessageError if a block is not that of the sum before it from the same weights."""
     if before and sorted(before) != sorted(block):
         raise MessageError(
             f"from these very weights this device has been in a sum together with {before}: the difference to a sum "
@@ -170,7 +170,7 @@ class Policy:
     ledger: Ledger | None = None
 
     def check_sum(self, fewest: int) -> None:
-        """MessageError where a sum may be of too few devices."""
+        """Raise MessageError if a sum may be of too few devices."""
         if fewest < self.minimum:
             raise MessageError(
                 f"a sum may be of {fewest} devices, and this device's owner wants {self.minimum} at least "
@@ -178,7 +178,7 @@ class Policy:
             )
 
     def check_unmasked(self, what: str) -> None:
-        """MessageError where the device does nothing whose result the server would see by itself."""
+        """Raise MessageError if the device does nothing whose result the server would see by itself."""
         if self.minimum:
             raise MessageError(
                 f"this device's owner wants sums of {self.minimum} devices at least (secure-minimum in its node "
@@ -187,8 +187,8 @@ class Policy:
 
 
 def policy_of(config: Mapping[str, object], device: int, *, simulated: bool) -> Policy:
-    """The policy of a device of this node. MessageError where the node may not be a worker of a simulation."""
-    minimum = own_secure_minimum(config)
+    """Return the policy of a device of this node. MessageError where the node may not be a worker of a simulation."""
+    minimum = node_config.read(config).secure_minimum or 0
     if simulated:
         Policy(minimum).check_unmasked("work for a simulation")
         return Policy()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from wildflower.client_app.policy import Policy, alone, check_same, write_whole
 from wildflower.client_app.undo import will_write
-from wildflower.devices.node import MIN_MEMBERS
+from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.devices.private import private_folder
 from wildflower.messages.error import MessageError
 from wildflower.messages.masks import (
@@ -76,17 +76,17 @@ class Session(BaseModel):
 
     @property
     def said(self) -> str:
-        """The digest of what it has been told until it reveals, in which all members must agree."""
+        """Return the digest of what it has been told until it reveals, in which all members must agree."""
         return digest_of(self.asked, self.blocks)
 
     @property
     def asked(self) -> str:
-        """The digest of what it has been told until it masks."""
+        """Return the digest of what it has been told until it masks."""
         return digest_of_asked(self.members_digest, self.masked_with, self.weights, self.work)
 
     @property
     def members_digest(self) -> str:
-        """The digest of what it was told before it shared its seeds."""
+        """Return the digest of what it was told before it shared its seeds."""
         return digest_of_members(self.members, self.threshold, self.minimum)
 
 
@@ -154,7 +154,7 @@ class SecureDevice:
         return KeyAnswer(device=self.device, sealed=[data.hex() for data in sealed], share_hashes=hashes)
 
     def check_work(self, masked_with: list[int], weights: str) -> Session:
-        """The session, where an update may be masked in it; MessageError where it may not. Nothing is changed.
+        """Return the session, where an update may be masked in it; MessageError if it may not. Nothing is changed.
 
         Args:
             masked_with: the devices whose masks are added.
@@ -177,7 +177,7 @@ class SecureDevice:
         return session
 
     def masked(self, values: Tensor, masked_with: list[int], weights: str, work: str) -> bytes:
-        """An int64 vector under all masks of the device, as it travels. Raises MessageError where it may not."""
+        """Return an int64 vector under all masks of the device, as it travels. Raises MessageError if it may not."""
         with alone(self.folder):
             session = self.check_work(masked_with, weights)
             members = {member.device: member for member in session.members}
@@ -218,7 +218,7 @@ class SecureDevice:
         return KeyAnswer(device=self.device, confirmed=told)
 
     def _reveal(self, order: KeyOrder) -> KeyAnswer:
-        """Of every device in the sum a share of its own seed, of every one that was lost a share of its mask key's."""
+        """Reveal a share of the own seed of every device in the sum, and of every lost device's mask key."""
         session = self._session()
         if not session.blocks or session.revealed:
             raise MessageError("it reveals shares once, after it has confirmed the devices of the sum")

@@ -16,7 +16,7 @@ _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a wrong clock 
 
 
 def clock_trouble(arguments: Sequence[str]) -> str:
-    """What is wrong with this machine's clock and how it is mended; "" where nothing is, or nobody can say.
+    """Return what is wrong with this machine's clock and how it is mended; "" if nothing is, or nobody can say.
 
     Args:
         arguments: of wildflower-node, which name the server.
@@ -40,7 +40,7 @@ def clock_trouble(arguments: Sequence[str]) -> str:
 
 
 def seconds_ahead(server: str, root_certificates: str | None, insecure: bool) -> float:
-    """How far this clock is ahead of that of a server, "host:port", by the date of its answer (to about a second).
+    """Return how far this clock is ahead of a server's, "host:port", by the date of its answer (to about a second).
 
     OSError, ValueError or HTTPException where it does not say.
     """
@@ -65,7 +65,7 @@ def seconds_ahead(server: str, root_certificates: str | None, insecure: bool) ->
 
 
 def _value(arguments: Sequence[str], name: str) -> str | None:
-    """What stands behind an option, as "--name value" or "--name=value"."""
+    """Return what stands behind an option, as "--name value" or "--name=value"."""
     for place, argument in enumerate(arguments):
         if argument == name and place + 1 < len(arguments):
             return arguments[place + 1]

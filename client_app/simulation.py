@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict
 from wildflower.client_app import frames, undo, work, worker
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.network import lighten
+from wildflower.models.weights import with_weights
 from wildflower.tasks.scoring import TestPart, score_batches, score_exit_batches, test_part
 from wildflower.tasks.task import TaskSpec, load_task
 
@@ -96,7 +96,7 @@ class ForkServer:
         theirs.close()
 
     def worker(self, number: int) -> Forked:
-        """A new worker; the one of the same number is ended, where it has not ended yet. Raises ForkServerError."""
+        """Return a new worker; the one of the same number is ended, if it has not ended yet. Raises ForkServerError."""
         try:
             self._link.sendall(NUMBER.pack(number))
             said, handles, _, _ = socket.recv_fds(self._link, FORKED.size, 1)
@@ -135,7 +135,7 @@ def _fork_workers(link: socket.socket, servers_end: socket.socket) -> None:
 
 
 def _exit_code(one: multiprocessing.process.BaseProcess) -> int | None:
-    """How a worker has ended whose link has."""
+    """Return how a worker has ended whose link has."""
     one.join(ENDING_SECONDS)
     if one.exitcode is None:
         one.kill()

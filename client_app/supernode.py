@@ -93,7 +93,7 @@ def lasting(heartbeat: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def kept_in(started: list[subprocess.Popen[Any]]) -> SimpleNamespace:
-    """The module `subprocess` with a `Popen` that also adds what it starts to a list.
+    """Return the module `subprocess` with a `Popen` that also adds what it starts to a list.
 
     Flower does not keep the process that it starts.
     """
@@ -122,25 +122,25 @@ def collect_until_it_ends(child: int) -> int:
 
 
 def trouble_at_start(options: Namespace) -> str:
-    """Why a node cannot be started with these options of flower-supernode's; "" where nothing is known.
+    """Return why a node cannot be started with these options of flower-supernode's; "" if nothing is known.
 
     Flower itself would start with a wrong node config, and fail with every message.
     """
     # Not for the first process of a container, which has to stay small.
     from wildflower.client_app.node_config import read_node_config
-    from wildflower.devices.node import check_node_config, own_device
+    from wildflower.devices import node_config
 
     try:
         config = read_node_config(options.node_config or "")
-        check_node_config(config)
-        own_device(config)
+        node_config.read(config)
+        node_config.own_device(config)
     except (ValueError, OSError) as error:
         return str(error)
     return port_trouble(options.host, options.port)
 
 
 def port_trouble(host: str, port: int) -> str:
-    """Why this node cannot listen at a port; "" where it can."""
+    """Return why this node cannot listen at a port; "" if it can."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return ""

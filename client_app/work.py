@@ -11,25 +11,26 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from wildflower.client_app.context import DeviceContext, Done, Refusal, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.device_report import device_report, gpu_trainer
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.limits import Refusal
 from wildflower.client_app.memory import own_bytes
+from wildflower.client_app.order import do_order
 from wildflower.client_app.policy import policy_of
 from wildflower.client_app.secure_member import SecureDevice
-from wildflower.devices.node import own_device
+from wildflower.client_app.updates import Sums, check_maskable, sum_headers, update_of
+from wildflower.devices.node_config import own_device
 from wildflower.devices.probe import probe_machine
 from wildflower.devices.state_folder import node_state_dir
 from wildflower.devices.validation import one_line
-from wildflower.messages.bound import bounded, bounded_change
 from wildflower.messages.error import MessageError
 from wildflower.messages.masks import digests_of
 from wildflower.messages.orders import (
@@ -46,14 +47,10 @@ from wildflower.messages.orders import (
     NodeReport,
     Reply,
     Score,
-    SumHeader,
     Update,
     WorkOrder,
     parse,
 )
-from wildflower.messages.packing import int64_bytes, pack
-from wildflower.messages.sums import MASKED, WeightedSum, device_weight, joined, new_bound, not_finite, vectors
-from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from wildflower.models.family import Family, make_family
 from wildflower.models.network import Network
@@ -91,33 +88,20 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
     raise ValueError(f"no message is called {kind!r}")
 
 
-@dataclass
-class _Sum:
-    """The sum of one tensor set over the devices of one group."""
-
-    tensor_set: TensorSet
-    total: WeightedSum
-    orders: list[int] = field(default_factory=list)
-
-
-_Sums = dict[tuple[int, str], _Sum]  # by group and tensor set
-
-
 def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
     """Do the work orders of a batch; one device's failure is told in its update and leaves the others alone."""
     task, family, device = _prepare(batch, config)
     updates: list[Update] = []
     out: list[bytes] = []
-    sums: _Sums = {}
-    this_device = None if batch.shared_process else own_device(config)
+    sums: Sums = {}
+    if not batch.shared_process:
+        own_device(config)  # ValueError, before anything is trained, if the node config does not say it
     before_bytes = 0 if batch.shared_process else own_bytes()
     models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders read later
     for place, order in enumerate(batch.orders):
         started = time.perf_counter()
         try:
-            if this_device is not None and order.device != this_device:
-                raise MessageError(f"this node carries device {this_device}, not {order.device}")
-            state = DeviceState(_state_dir(batch, config), batch.run, order.device)
+            state = _state_of(order.device, batch, config)
             training, order, masks = _masks(batch, order, arrays, state.folder, config)
             context = DeviceContext(
                 order,
@@ -134,10 +118,10 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 wire=batch.wire,
             )
             if masks is not None:
-                _check_maskable(context)
+                check_maskable(context)
             done = do_order(context)
             try:
-                updates.append(_answer(batch, order, context, done, out, sums, masks))
+                updates.append(update_of(batch, order, context, done, out, sums, masks))
             except Exception:
                 context.take_back()
                 raise
@@ -152,22 +136,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
             updates.append(_no(order, f"failed: {type(error).__name__}: {error}", started))
         still_read = {later.after for later in batch.orders[place + 1 :]}
         models = {number: model for number, model in models.items() if number in still_read}
-    headers: list[SumHeader] = []
-    for (group, name), found in sums.items():
-        if not found.orders:  # its only update was refused when it was added
-            continue
-        weights = found.total.class_weight
-        headers.append(
-            SumHeader(
-                group=group,
-                tensor_set=name,
-                orders=found.orders,
-                weight=found.total.weight,
-                class_weight=None if weights is None else weights.tolist(),
-                payload=len(out),
-            )
-        )
-        out.append(int64_bytes(found.total.total))
+    headers = sum_headers(sums, out)
     if not batch.shared_process:
         # After the work, so that the report is of the device as the next round finds it: without what the work has left
         # in this process, which is about to end.
@@ -182,7 +151,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
 
 
 def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Network | None:
-    """The trained model that an order reads; MessageError where it names none that its device has just trained."""
+    """Return the trained model that an order reads; MessageError if it names none that its device has just trained."""
     if order.after is None:
         return None
     device, model = models.get(order.after, (None, None))
@@ -194,82 +163,10 @@ def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Net
     return model
 
 
-def _answer(
-    batch: Batch,
-    order: WorkOrder,
-    context: DeviceContext,
-    done: Done,
-    out: list[bytes],
-    sums: _Sums,
-    masks: Callable[[Tensor], bytes] | None,
-) -> Update:
-    """The update of a device that trained: each of its tensor sets goes into a sum or into the message.
-
-    masks: masks a vector, for an order whose tensor sets the server may not see.
-    """
-    adds_up = (batch.shared_process and not batch.each_by_itself) or bool(order.masked_with)
-    merged = {name for name, tensor_set in context.returned.items() if tensor_set.merge is not None and adds_up}
-    far = False
-    added: dict[str, list[Tensor]] = {}
-    for name in merged:
-        contents = context.restored(name, done.encoded[name]) if done.encoded else done.answer.tensor_sets[name]
-        added[name], moved = _bounded(batch, context, name, contents)
-        far = far or moved
-    if merged:
-        _check_finite(context, {name: done.answer.tensor_sets[name] for name in context.returned.keys() - merged})
-    elif not (batch.norm_bound or batch.clip):  # else the server shrinks what is too large
-        _check_addable(context, done)
-    payloads: dict[str, int] = {}
-    if masks is not None:
-        payloads[MASKED] = len(out)
-        out.append(masks(_joined(batch, order, context, done, added)))
-    else:
-        _add(batch, order, context, done, added, sums)
-    for name, tensor_set in context.returned.items():
-        if name in merged:
-            continue
-        payloads[name] = len(out)
-        if done.encoded:
-            out.append(done.encoded[name])
-        else:
-            contents = done.answer.tensor_sets[name]
-            out.append(pack({e.name: contents[e.name].cpu() for e in tensor_set.layout.entries}, tensor_set.layout))
-    if order.masked_with:  # what else would tell something of this device alone stays with it
-        return Update(
-            order=order.order,
-            device=order.device,
-            outcome="trained",
-            payloads=payloads,
-            examples=done.examples,
-            seconds=done.seconds,
-            measured_memory_bytes=done.measured_memory_bytes,
-            state_kept=done.state_kept,
-            state_lost=done.state_lost,
-        )
-    wants_classes = any(
-        tensor_set.merge and tensor_set.merge.present_classes for tensor_set in context.returned.values()
-    )
-    return Update(
-        order=order.order,
-        device=order.device,
-        outcome="trained",
-        payloads=payloads,
-        examples=done.examples,
-        loss=done.answer.loss,
-        seconds=done.seconds,
-        measured_memory_bytes=done.measured_memory_bytes,
-        bounded=far,
-        present_classes=context.class_counts.nonzero().flatten().tolist() if wants_classes and payloads else None,
-        facts=done.answer.facts,
-        state_kept=done.state_kept,
-        state_lost=done.state_lost,
-    )
-
-
 def _masks(
     batch: Batch, order: WorkOrder, arrays: list[bytes], folder: Path, config: NodeConfig
 ) -> tuple[LocalTraining, WorkOrder, Callable[[Tensor], bytes] | None]:
-    """How a device trains for an order, the order as it does it, and what masks its update; None: nothing does.
+    """Return how a device trains for an order, the order as it does it, and what masks its update; None: nothing does.
 
     Raises MessageError, before anything is trained, where the device may not mask it, or may not do without.
     """
@@ -287,92 +184,6 @@ def _masks(
         here = batch.model_copy(update={"task": _task(batch, config).to_json()})  # a node may hold its data elsewhere
         training, order = policy.ledger.as_first(here, order, arrays, weights)
     return training, order, lambda values: device.masked(values, order.masked_with, weights, work)
-
-
-def _check_maskable(context: DeviceContext) -> None:
-    """MessageError where an order under masks would also return something by itself."""
-    if bare := [name for name, tensor_set in context.returned.items() if tensor_set.merge is None]:
-        raise MessageError(
-            f"the order is under masks, and its client step {context.order.client_step.name} returns the "
-            f"tensor set {bare[0]!r} without any"
-        )
-
-
-def _joined(
-    batch: Batch, order: WorkOrder, context: DeviceContext, done: Done, tensor_sets: Mapping[str, list[Tensor]]
-) -> Tensor:
-    """A device's tensor sets as they are masked: weighted, in one vector.
-
-    Raises MessageError where a value is too large for the sum of all.
-    """
-    own: _Sums = {}
-    _add(batch, order, context, done, tensor_sets, own)
-    sums = {name: found.total for (_, name), found in own.items()}
-    for found in sums.values():
-        new_bound(0.0, found.largest * len(order.masked_with))
-    return joined(sums)
-
-
-def _bounded(batch: Batch, context: DeviceContext, name: str, contents: Weights) -> tuple[list[Tensor], bool]:
-    """A tensor set as it is added up, in vectors and within the bounds, and whether it was beyond them.
-
-    Before a sum only the node can bound it; else the server does.
-    """
-    layout = context.returned[name].layout
-    if batch.clip:
-        change, moved = bounded_change(contents, context.sent_again(name), layout, batch.clip)
-        return [change], moved
-    if not batch.norm_bound:
-        return vectors(contents, layout), False
-    tensors = {entry.name: contents[entry.name].detach() for entry in layout.entries}
-    within, moved = bounded(tensors, context.sent_again(name), batch.norm_bound)
-    return vectors(within, layout), moved
-
-
-def _check_finite(context: DeviceContext, tensor_sets: Mapping[str, Weights]) -> None:
-    """MessageError where the server would refuse a tensor set, when the device's others were in a sum already."""
-    for name, contents in tensor_sets.items():
-        # As the server reads them: numbers of 64 bits that 32 cannot hold are none.
-        if found := not_finite({e.name: contents[e.name].float() for e in context.returned[name].layout.entries}):
-            raise MessageError(
-                f"device {context.order.device}: tensor {found!r} of {name!r} holds values that are not finite"
-            )
-
-
-def _check_addable(context: DeviceContext, done: Done) -> None:
-    """MessageError where the server would refuse to add a tensor set up, when the device has kept what goes with it."""
-    for name, tensor_set in context.returned.items():
-        if tensor_set.merge is None:
-            continue
-        _check_finite(context, {name: done.answer.tensor_sets[name]})
-        weight = device_weight(tensor_set.merge, done.examples)
-        WeightedSum(torch.zeros(0)).check(vectors(done.answer.tensor_sets[name], tensor_set.layout), weight)
-
-
-def _add(
-    batch: Batch,
-    order: WorkOrder,
-    context: DeviceContext,
-    done: Done,
-    tensor_sets: Mapping[str, list[Tensor]],
-    sums: _Sums,
-) -> None:
-    """Add a device's tensor sets to the sums of its group: all of them or, where one is too large, none."""
-    ready = []
-    for name, values in tensor_sets.items():
-        tensor_set = context.returned[name]
-        assert tensor_set.merge is not None
-        if (order.group, name) not in sums:
-            classes = context.family.classes if tensor_set.merge.present_classes else None
-            sums[order.group, name] = _Sum(tensor_set, WeightedSum.zeros(tensor_set.layout, classes))
-        into = sums[order.group, name]
-        weight = device_weight(tensor_set.merge, done.examples, alike=batch.clip > 0)
-        if len(tensor_sets) > 1:
-            into.total.check(values, weight)
-        ready.append((into, values, weight, context.class_counts > 0 if tensor_set.merge.present_classes else None))
-    for into, values, weight, present in ready:
-        into.total.add(values, weight, present, into.tensor_set.class_spans)
-        into.orders.append(order.order)
 
 
 def _no(order: WorkOrder, outcome: str, started: float, *, overrun: bool = False) -> Update:
@@ -402,12 +213,10 @@ def _score(
     config: NodeConfig,
 ) -> Score:
     try:
-        if not batch.shared_process and order.device != own_device(config):
-            raise MessageError(f"this node carries device {own_device(config)}, not {order.device}")
+        state = _state_of(order.device, batch, config)
         policy = policy_of(config, order.device, simulated=batch.shared_process)
         if batch.training is not None:
             policy.check_unmasked("training whose score the server would see by itself")
-        state = DeviceState(_state_dir(batch, config), batch.run, order.device)
         place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
         return score_order(order, batch, family, task, arrays, state, place)
     except Exception as error:  # as in training: told, and the others go on
@@ -415,7 +224,7 @@ def _score(
 
 
 def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int | None:
-    """The memory that this machine has free, None in a simulation; where it is tight, freed memory is given back."""
+    """Return the memory that this machine has free, None in a simulation; if it is tight, give freed memory back."""
     if shared_process:
         return None
     available_bytes = probe_machine().memory_available_bytes
@@ -425,7 +234,7 @@ def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int 
 
 
 def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[bytes]]:
-    """What this node's device says of its data: counts, labels and sums."""
+    """Return what this node's device says of its data: counts, labels and sums."""
     try:
         policy = policy_of(config, own_device(config), simulated=False)
         if question.moments:
@@ -437,7 +246,7 @@ def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[byt
 
 
 def _report(config: NodeConfig) -> tuple[str, list[bytes]]:
-    """Which device this node carries, and what it can spend now."""
+    """Return which device this node carries, and what it can spend now."""
     return NodeReport(device=own_device(config), report=device_report(config).to_json()).model_dump_json(), []
 
 
@@ -446,9 +255,7 @@ def _keys(batch: KeyBatch, config: NodeConfig) -> tuple[str, list[bytes]]:
     answers = []
     for order in batch.orders:
         try:
-            if not batch.shared_process and order.device != own_device(config):
-                raise MessageError(f"this node carries device {own_device(config)}, not {order.device}")
-            folder = DeviceState(_state_dir(batch, config), batch.run, order.device).folder
+            folder = _state_of(order.device, batch, config).folder
             policy = policy_of(config, order.device, simulated=batch.shared_process)
             answers.append(SecureDevice(order.device, batch.run, batch.round, folder, policy).do_step(order))
         except (MessageError, OSError) as error:
@@ -467,7 +274,7 @@ def preload(kind: str, text: str, config: NodeConfig) -> None:
 
 
 def _prepare(batch: Batch | EvaluationBatch, config: NodeConfig) -> tuple[Task, Family, torch.device]:
-    """The task and family of a batch, kept from one message to the next, and where to compute."""
+    """Return the task and family of a batch, kept from one message to the next, and where to compute."""
     if batch.shared_process:
         use_one_core()
     return load_task(_task(batch, config)), family_of(json.dumps(batch.family)), compute_device()
@@ -481,14 +288,14 @@ def use_one_core() -> None:
 
 
 def compute_device() -> torch.device:
-    """The CUDA device of this process, or else the CPU."""
+    """Return the CUDA device of this process, or else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())  # with its number, which memory limits want
 
 
 def _task(batch: Batch | EvaluationBatch | DataQuestion, config: NodeConfig) -> TaskSpec:
-    """The task of a message. A node may hold its data elsewhere than the server: `data-dir` in its node config.
+    """Return the task of a message. A node may hold its data elsewhere than the server: `data-dir` in its node config.
 
     UnfitError where every device has data of its own, and this node does not say where.
     """
@@ -502,11 +309,16 @@ def _task(batch: Batch | EvaluationBatch | DataQuestion, config: NodeConfig) -> 
     return spec
 
 
-def _state_dir(batch: Batch | EvaluationBatch | KeyBatch, config: NodeConfig) -> str:
-    """On hardware the node decides where its devices' state lies: `state-dir` in its node config."""
+def _state_of(device: int, batch: Batch | EvaluationBatch | KeyBatch, config: NodeConfig) -> DeviceState:
+    """Return what a device has kept of the run; MessageError if this node carries another device.
+
+    On hardware the node decides where its devices' state lies: `state-dir` in its node config.
+    """
+    if not batch.shared_process and device != own_device(config):
+        raise MessageError(f"this node carries device {own_device(config)}, not {device}")
     if batch.shared_process and batch.state_dir and not config.get("state-dir"):
-        return batch.state_dir
-    return str(node_state_dir(config))
+        return DeviceState(batch.state_dir, batch.run, device)
+    return DeviceState(str(node_state_dir(config)), batch.run, device)
 
 
 def _board(batch: Batch | EvaluationBatch, config: NodeConfig) -> Path | None:
@@ -515,7 +327,7 @@ def _board(batch: Batch | EvaluationBatch, config: NodeConfig) -> Path | None:
 
 @lru_cache(maxsize=8)
 def family_of(spec_json: str) -> Family:
-    """The family of a message, kept for the next ones. Raises MessageError where it is none of this app's."""
+    """Return the family of a message, kept for the next ones. Raises MessageError if it is none of this app's."""
     try:
         return make_family(json.loads(spec_json))
     except ValueError as error:

@@ -100,7 +100,7 @@ def _await(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _without_worker(kind: str, text: str, why: str, kills: int | None) -> str:
-    """The answer to a training whose worker was lost to the kernel's want of memory; WorkerError for all else.
+    """Return the answer to a training whose worker was lost to the kernel's want of memory; WorkerError for all else.
 
     `kills` are those of before. Where another process was killed meanwhile and the worker lost for another reason,
     memory was short all the same.
@@ -112,7 +112,7 @@ def _without_worker(kind: str, text: str, why: str, kills: int | None) -> str:
 
 
 def lost(text: str, why: str, *, overrun: bool) -> str:
-    """The reply to a train message whose work was ended from outside."""
+    """Return the reply to a train message whose work was ended from outside."""
     from wildflower.messages.orders import (  # pydantic takes a while, and is rarely needed here
         Batch,
         Reply,
@@ -127,7 +127,7 @@ def lost(text: str, why: str, *, overrun: bool) -> str:
 
 
 def _with_whole_paths(config: Mapping[str, object]) -> dict[str, object]:
-    """The node config with paths from the root: the worker runs in another folder than the one the node began in."""
+    """Return the node config with paths from the root: the worker runs in another folder than the node began in."""
     return {
         key: os.path.abspath(os.path.expanduser(str(value))) if key in PATHS and value else value
         for key, value in config.items()
@@ -135,7 +135,7 @@ def _with_whole_paths(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _connect(config: Mapping[str, object]) -> socket.socket:
-    """A connection to the worker; where none answers, to a new one."""
+    """Return a connection to the worker; where none answers, to a new one."""
     folder = node_state_dir(config) / "worker"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -319,7 +319,7 @@ def end_with(worker: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def cause_of_end(code: int, kills: int | None, limited: bool) -> tuple[str, bool]:
-    """Why a child ended without an answer, and whether it was for memory.
+    """Return why a child ended without an answer, and whether it was for memory.
 
     Args:
         code: as of `subprocess`: minus the number of the signal that ended it, or its exit code.
@@ -342,12 +342,12 @@ def cause_of_end(code: int, kills: int | None, limited: bool) -> tuple[str, bool
 
 
 def _is_limited(child: int) -> bool:
-    """Whether a process has a memory limit (`wildflower.client_app.memory`) that this one has not."""
+    """Say whether a process has a memory limit (`wildflower.client_app.memory`) that this one has not."""
     return resource.prlimit(child, resource.RLIMIT_DATA) != resource.getrlimit(resource.RLIMIT_DATA)
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """How often the kernel has killed a process for memory: in this process's control group, or else in this machine.
+    """Return how often the kernel has killed for memory: in this process's control group, or else in this machine.
 
     The machine's count is also of other containers, and that of an outer group of other services. None where there is
     no count: kernels before 4.13, as on a Jetson Nano or TX2.
@@ -380,7 +380,7 @@ def _start_time(pid: int) -> float | None:
 
 
 def _is_own_user(link: socket.socket) -> bool:
-    """Whether the other end is a process of the same user; where the system cannot say, the folder's rights must do."""
+    """Say whether the other end is of the same user; where the system cannot say, the folder's rights must do."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     credentials = struct.Struct("3i")  # process, user, group

@@ -48,7 +48,7 @@ class AnyNetwork(Network):
 
     @property
     def module(self) -> nn.Module:
-        """The module itself."""
+        """Return the module itself."""
         return self._inside[0]
 
     def find_held(self) -> None:
@@ -92,7 +92,7 @@ class AnyNetwork(Network):
         return result
 
     def exits(self, x: Tensor) -> list[Tensor]:
-        """The one exit."""
+        """Return the one exit."""
         return [self(x)]
 
     def train(self, mode: bool = True) -> AnyNetwork:
@@ -103,12 +103,12 @@ class AnyNetwork(Network):
 
 
 def _version(x: Tensor) -> int:
-    """How often a tensor has been changed in place; 0 where that is not counted, or a graph is made with a stand-in."""
+    """Return how often a tensor was changed in place; 0 if that is not counted, or a graph is made with a stand-in."""
     return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
 
 
 def changed_input(network: nn.Module) -> str:
-    """What is wrong with a network that changes its input, and what would be right."""
+    """Return what is wrong with a network that changes its input, and what would be right."""
     module = network._inside[0] if isinstance(network, AnyNetwork) else network
     return (
         f"{type(module).__name__} changes its input in place, so that whatever else passes the same batch on, such as "

@@ -44,7 +44,7 @@ class Bert(Transformer):
         super().__post_init__()
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The embeddings, the kept blocks and the head."""
+        """Return the embeddings, the kept blocks and the head."""
         stream = self.channels(arch)["stream"]
         embedding = (
             Embedding("tokens", self.classes, stream),

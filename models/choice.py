@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily
+from wildflower.models.block_family import BlockFamily
+from wildflower.models.frozen import without_gradients
 from wildflower.models.layers import Block, Channels, Layer
 from wildflower.models.network import Network
 from wildflower.plugins.nearest import nearest_part
@@ -78,7 +79,7 @@ class Choice(BlockFamily):
 
     @property
     def with_statistics(self) -> Choice:
-        """The same choice among members with running statistics."""
+        """Return the same choice among members with running statistics."""
         if self.norm == "batch":
             return self
         members = tuple((member, family.with_statistics) for member, family in self.members)
@@ -86,17 +87,17 @@ class Choice(BlockFamily):
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """The groups of all members."""
+        """Return the groups of all members."""
         return {f"{member}.{group}": full for member, f in self.members for group, full in f.groups.items()}
 
     @cached_property
     def kernels(self) -> dict[str, int]:
-        """The elastic kernels of all members."""
+        """Return the elastic kernels of all members."""
         return {f"{member}.{kernel}": side for member, f in self.members for kernel, side in f.kernels.items()}
 
     @cached_property
     def removable(self) -> dict[str, tuple[str, ...]]:
-        """What the members' architectures may leave out; a whole member is not named here."""
+        """Return what the members' architectures may leave out; a whole member is not named here."""
         return {
             f"{member}.{layer}": tuple(f"{member}.{group}" for group in groups)
             for member, family in self.members
@@ -162,17 +163,17 @@ class Choice(BlockFamily):
         return [self.of(member) for member, _ in self.members]
 
     def tensor_names(self) -> list[str]:
-        """The tensors of all members."""
+        """Return the tensors of all members."""
         return [name for member, _ in self.members for name in self.tensors(self.of(member))]
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The blocks of the member, under its name."""
+        """Return the blocks of the member, under its name."""
         member, family, own = self.split(arch)
         groups = family.channels(own)
         return [_renamed(block, member, groups) for block in family.blocks(own)]
 
     def channels(self, arch: Architecture) -> dict[str, Channels]:
-        """The channels of the member, and nothing of all others'."""
+        """Return the channels of the member, and nothing of all others'."""
         chosen, _, own = self.split(arch)
         return {
             f"{name}.{group}": Channels(f"{name}.{group}", found.kept if name == chosen else 0, found.full)
@@ -186,7 +187,7 @@ class Choice(BlockFamily):
         network = Network([])
         for name, block in family.build(own).named_children():
             network.add_module(f"{member}_{name}", block)
-        return self._with_frozen(network)
+        return without_gradients(self, network)
 
     def initial(self) -> dict[str, Tensor]:
         """Return first weights of all members."""
@@ -198,7 +199,7 @@ class Choice(BlockFamily):
 
 
 def _renamed(block: Block, member: str, groups: Collection[str]) -> Block:
-    """The block with the member's name in front of its own and of the channel groups that it names."""
+    """Return the block with the member's name in front of its own and of the channel groups that it names."""
 
     def channels(value: object) -> object:
         if not isinstance(value, Channels) or value.group not in groups:

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ExitFamily, ImageFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ExitFamily, ImageFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Dropout, Flatten, Layer, Linear, Pool, Relu
 
@@ -36,21 +37,21 @@ class Cnn(ExitFamily):
 
     @cached_property
     def kernels(self) -> dict[str, int]:
-        """One elastic kernel per convolution, where there is a choice."""
+        """Return one elastic kernel per convolution, where there is a choice."""
         return dict.fromkeys(self.groups, self.kernel) if self.kernel > 3 else {}
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """One group per convolution."""
+        """Return one group per convolution."""
         return {f"conv{number}": full for number, full in enumerate(self.conv_channels, start=1)}
 
     @cached_property
     def parts(self) -> dict[int, tuple[str, ...]]:
-        """The convolutions."""
+        """Return the convolutions."""
         return {number: (group,) for number, group in enumerate(self.groups, start=1)}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """A block per convolution, each with its head where it has one."""
+        """Return a block per convolution, each with its head where it has one."""
         blocks: list[Block] = []
         inputs, shape = self.inputs, self.input_shape
         for number, outputs in enumerate(self.channels(arch).values(), start=1):
@@ -112,11 +113,11 @@ class PflCnn(ImageFamily):
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """One group per hidden layer."""
+        """Return one group per hidden layer."""
         return {"conv1": 32, "conv2": 64, "fc1": 128}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The convolutions and the head."""
+        """Return the convolutions and the head."""
         conv1, conv2, fc1 = self.channels(arch).values()
         features = Block(
             "features",

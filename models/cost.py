@@ -63,7 +63,7 @@ class Cost:
 
     @property
     def payload_bytes(self) -> int:
-        """What travels the heavier way."""
+        """Return what travels the heavier way."""
         return max(self.download_bytes, self.upload_bytes)
 
 
@@ -81,7 +81,7 @@ class Optimizer:
 
     @property
     def copies(self) -> int:
-        """How many times all parameters are held during the whole step, the weights themselves included."""
+        """Return how many times all parameters are held during the whole step, the weights themselves included."""
         return 1 + self.state + self.accumulates
 
 
@@ -139,12 +139,6 @@ class Footprint:
     buffers: int = 0
     macs: int = 0  # multiplications and additions for one example
     score_macs: int = 0  # those of one product of positions with positions, of which attention has two
-
-
-def elementwise_footprint(shape: Shape, batch_size: int) -> Footprint:
-    """Return the footprint of a function of every entry that is not in place: its backward pass reads the input."""
-    size = FLOAT_BYTES * batch_size * prod(shape)
-    return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
 
 
 def mean_footprint(shape: Shape, channels: int, batch_size: int) -> Footprint:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
+from wildflower.models.base import check_cut, is_count
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
 
@@ -104,12 +104,12 @@ OPERATIONS: dict[str, Callable[[int, int, bool], nn.Module]] = {
 
 
 def edges_of(nodes: int) -> list[tuple[int, int]]:
-    """The edges of a search cell, in the order of its alphas: (node, number of its input)."""
+    """Return the edges of a search cell, in the order of its alphas: (node, number of its input)."""
     return [(node, source) for node in range(nodes) for source in range(2 + node)]
 
 
 def genotype_of(weights: Mapping[str, Tensor]) -> Genotype:
-    """What a search has found: of each node the two strongest edges, by their strongest operation other than `none`.
+    """Return what a search has found: each node's two strongest edges, by their strongest operation but `none`.
 
     Raises:
         ValueError: there are no alphas among the weights, or they are those of no number of nodes.
@@ -257,7 +257,7 @@ class Darts(ModuleFamily):
 
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The genotype in place of the file that it is read from."""
+        """Return the genotype in place of the file that it is read from."""
         found = dict(arguments)
         file = found.pop("searched", "")
         if not file:
@@ -321,7 +321,7 @@ class Darts(ModuleFamily):
 
     @property
     def groups(self) -> dict[str, int]:
-        """The one network."""
+        """Return the one network."""
         return {"network": 1}
 
     def smallest(self) -> Architecture:
@@ -330,10 +330,7 @@ class Darts(ModuleFamily):
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
         """Return the one architecture, at any rate."""
-        if exit != 1:
-            raise ValueError(f"darts: exit must be 1, not {exit}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+        check_cut(self.name, 1, exit, rate)
         return self.full()
 
     def validate(self, arch: Architecture) -> None:

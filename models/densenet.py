@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ImageFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ImageFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Channels, GlobalPool, Linear, Pool, Relu
 
@@ -38,12 +39,12 @@ class DenseNet121(ImageFamily):
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """The inside of every layer, four times as wide as what it adds."""
+        """Return the inside of every layer, four times as wide as what it adds."""
         stages = enumerate(self.stage_layers[: self.depth], start=1)
         return {f"stage{stage}_{layer}": 4 * self.growth for stage, layers in stages for layer in range(layers)}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The stem, the layers with transitions between stages, and the head."""
+        """Return the stem, the layers with transitions between stages, and the head."""
         inside = self.channels(arch)
         stream = self._fixed(2 * self.growth)
         blocks = [Block("stem", (Conv("conv", self.inputs, stream, kernel=3, padding=1, bias=False),))]

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ImageFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ImageFamily
 from wildflower.plugins.nearest import nearest_part
 
 MIN_SIDE = 4
@@ -61,12 +62,12 @@ class ElasticFamily(ImageFamily):
     @property
     @abstractmethod
     def published_strides(self) -> tuple[int, ...]:
-        """The strides of the published network, 1 or 2, in order of computation."""
+        """Return the strides of the published network, 1 or 2, in order of computation."""
 
     @property
     @abstractmethod
     def decisions(self) -> tuple[Decision, ...]:
-        """The decisions that lead to a sub-network."""
+        """Return the decisions that lead to a sub-network."""
 
     @abstractmethod
     def chosen(self, values: Mapping[str, float]) -> Architecture:
@@ -74,7 +75,7 @@ class ElasticFamily(ImageFamily):
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """The strides that are left for this input."""
+        """Return the strides that are left for this input."""
         halvings = self.halvings
         if halvings is None:
             side, halvings = min(self.input_shape[1:]), 0
@@ -142,7 +143,7 @@ class ElasticSpace:
 
     @cached_property
     def options(self) -> tuple[tuple[Any, ...], ...]:
-        """Of every decision its options, ascending."""
+        """Return the options of every decision, ascending."""
         return tuple(decision.options for decision in self.decisions)
 
     @cached_property
@@ -160,25 +161,25 @@ class ElasticSpace:
         return {}
 
     def keeps_enough(self, picks: Sequence[int]) -> bool:
-        """Whether as many layers stay as must: always, since how many is a decision."""
+        """Say whether as many layers stay as must: always, since how many is a decision."""
         return True
 
     def means(self, decision: Decision, picks: Sequence[int]) -> bool:
-        """Whether a decision is about a block that these picks keep."""
+        """Say whether a decision is about a block that these picks keep."""
         if decision.stage is None:
             return True
         stage = self._numbers[decision.stage]
         return self.options[stage][picks[stage]] > decision.place
 
     def canonical(self, picks: Sequence[int]) -> tuple[int, ...]:
-        """The picks with 0 in every decision that means nothing: the same for the same architecture."""
+        """Return the picks with 0 in every decision that means nothing: the same for the same architecture."""
         return tuple(
             pick if self.means(decision, picks) else 0 for pick, decision in zip(picks, self.decisions, strict=True)
         )
 
     @property
     def size(self) -> int:
-        """The number of architectures."""
+        """Return the number of architectures."""
         sizes = 1
         by_stage: dict[str, list[Decision]] = {}
         for decision in self.decisions:

@@ -4,67 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count, lies_in
+from wildflower.models.base import check_cut, is_count, lies_in
+from wildflower.models.encoder_parts import KINDS, Adapted, Classifier, LowRank, linear_at
 from wildflower.models.layers import TensorSpec
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
-from wildflower.models.placement import Coordinates
+from wildflower.models.placement import Coordinates, kept_channels
 from wildflower.plugins.extras import needed
 from wildflower.plugins.nearest import nearest_part
 
-# Of each kind: its class in transformers, where its layers are, the linear layers whose rows (then: whose columns) are
-# the channels of heads, and the prefix that checkpoints with a head of their own put in front of the encoder's names.
-KINDS: Mapping[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
-    "bert": (
-        "Bert",
-        "encoder",
-        ("attention.self.query", "attention.self.key", "attention.self.value"),
-        ("attention.output.dense",),
-    ),
-    "roberta": (
-        "Roberta",
-        "encoder",
-        ("attention.self.query", "attention.self.key", "attention.self.value"),
-        ("attention.output.dense",),
-    ),
-    "distilbert": (
-        "DistilBert",
-        "transformer",
-        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        ("attention.out_lin",),
-    ),
-}
-# The last linear layer of the MLP, behind which an adapter goes, as behind the last of attention, which `KINDS` has.
-MLP_END: Mapping[str, str] = {"bert": "output.dense", "roberta": "output.dense", "distilbert": "ffn.lin2"}
 # Parts that are trained in layers that are frozen, by their names inside of a layer.
 ADDED = (".adapter.", ".lora_A.", ".lora_B.")
-# What a folder's configuration says, by the names of transformers' own common attributes.
-_READ = {
-    "vocabulary": "vocab_size",
-    "hidden": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "positions": "max_position_embeddings",
-    "pad_id": "pad_token_id",
-}
-_READ_BERT = {
-    "mlp": "intermediate_size",
-    "token_types": "type_vocab_size",
-    "dropout": "hidden_dropout_prob",
-    "norm_eps": "layer_norm_eps",
-    "activation": "hidden_act",
-}
-_READ_DISTILBERT = {"mlp": "hidden_dim", "dropout": "dropout", "activation": "activation"}
 
 
 @dataclass(frozen=True)
@@ -136,7 +95,7 @@ class Encoder(ModuleFamily):
 
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The sizes of `model` in place of its name."""
+        """Return the sizes of `model` in place of its name."""
         found = dict(arguments)
         model = found.pop("model", "")
         if not model:
@@ -208,8 +167,8 @@ class Encoder(ModuleFamily):
 
     @property
     def pair_separator(self) -> int:
-        """See `Family.pair_separator`: of no use where all tokens are of one type, as DistilBERT's are."""
-        return self.separator if self.token_types > 1 and self.kind != "distilbert" else -1
+        """Return the separator; -1 if all tokens are of one type, as DistilBERT's are."""
+        return self.separator if self.token_types > 1 and KINDS[self.kind].has_types else -1
 
     @property
     def head_channels(self) -> int:
@@ -218,12 +177,12 @@ class Encoder(ModuleFamily):
 
     @property
     def deepest(self) -> int:
-        """How many layers the global model has."""
+        """Return how many layers the global model has."""
         return self.depths[-1] if self.depths else self.depth
 
     @property
     def groups(self) -> dict[str, int]:
-        """Of each head, or of the heads, what is kept; the MLP's channels if they are cut; the layers."""
+        """Return each head's channels, or the heads; the MLP's channels if they are cut; the layers."""
         width = {"head_channels": self.head_channels} if self.cut == "channels" else {"heads": self.heads}
         return width | ({"mlp": self.mlp} if self.cut_mlp else {}) | {"layers": self.deepest}
 
@@ -235,7 +194,7 @@ class Encoder(ModuleFamily):
 
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:
-        """The heads; what an architecture chooses is the same for all of them."""
+        """Return the heads; what an architecture chooses is the same for all of them."""
         heads = self.heads_behind.values() if self.early_exits else ("head",)
         return {head: tuple(self.groups) for head in heads}
 
@@ -245,8 +204,8 @@ class Encoder(ModuleFamily):
 
     @property
     def stacks(self) -> dict[str, tuple[str, ...]]:
-        """All layers are one stack."""
-        where = KINDS[self.kind][1]
+        """Return all layers are one stack."""
+        where = KINDS[self.kind].where
         return {"encoder": tuple(f"{where}.layer.{number}" for number in range(self.deepest))}
 
     def full(self) -> Architecture:
@@ -262,14 +221,11 @@ class Encoder(ModuleFamily):
 
         With `early_exits` it is the depth of the exit, at that rate of the width.
         """
-        if not 1 <= exit <= len(self.segments):
-            raise ValueError(f"encoder: exit must be 1 to {len(self.segments)}, not {exit}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+        check_cut(self.name, len(self.segments), exit, rate)
         if self.depths and not self.early_exits:
             wanted = rounding(round(rate * self.depths[-1], 9))
             return self._at(next(depth for depth in self.depths if depth >= wanted))
-        cut = {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()}
+        cut = {group: kept_channels(full, rate, rounding) for group, full in self.groups.items()}
         return Architecture(tuple((cut | {"layers": list(self.heads_behind)[exit - 1]}).values()))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:
@@ -296,7 +252,7 @@ class Encoder(ModuleFamily):
             raise ValueError(f"encoder: layers must be one of {list(self.depths)}, not {arch.widths[-1]}")
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a tensor is not trained; of an adapter and of LoRA it is, unless they are named themselves.
+        """Say whether a tensor is not trained; of an adapter and of LoRA it is, unless they are named themselves.
 
         What they lie in does not freeze them.
         """
@@ -313,13 +269,15 @@ class Encoder(ModuleFamily):
         return EncoderNetwork(self, hidden, heads, kept.get("mlp", self.mlp), kept["layers"])
 
     def coordinates(self, name: str, spec: TensorSpec) -> tuple[Coordinates, ...]:
-        """The leading entries; where a dimension is the channels of all heads, the leading ones of every head."""
+        """Return the leading entries; of a dimension that is the channels of all heads, those of every head."""
         found = list(super().coordinates(name, spec))
-        _, where, rows, columns = KINDS[self.kind]
+        kind = KINDS[self.kind]
         # B's rows are those of the weights to which B A is added, so that the cut of the sum is the sum of the cuts.
         module = name.rpartition(".")[0].removesuffix(".lora_B")
-        dimension = 0 if module.endswith(rows) else 1 if module.endswith(columns) and len(spec.shape) == 2 else None
-        if name.startswith(f"{where}.") and dimension is not None and self.cut == "channels":
+        dimension = (
+            0 if module.endswith(kind.rows) else 1 if module.endswith(kind.columns) and len(spec.shape) == 2 else None
+        )
+        if name.startswith(f"{kind.where}.") and dimension is not None and self.cut == "channels":
             kept = spec.shape[dimension] // self.heads
             if kept < self.head_channels:
                 starts = torch.arange(self.heads).unsqueeze(1) * self.head_channels
@@ -338,60 +296,35 @@ class EncoderNetwork(Network):
         with needed("transformers", "the family encoder"):  # not at a client's start: it takes seconds
             import transformers
 
-        name, self.where, attention, attention_end = KINDS[family.kind]
-        common = {
-            "vocab_size": family.vocabulary,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "max_position_embeddings": family.positions,
-            "pad_token_id": family.pad_id,
-            "attn_implementation": "sdpa",
-            "tie_word_embeddings": False,
-        }
-        if family.kind == "distilbert":
-            own = {
-                "hidden_dim": mlp,
-                "dropout": family.dropout,
-                "attention_dropout": family.attention_dropout,
-                "activation": family.activation,
-            }
-        else:
-            own = {
-                "intermediate_size": mlp,
-                "type_vocab_size": family.token_types,
-                "hidden_dropout_prob": family.dropout,
-                "attention_probs_dropout_prob": family.attention_dropout,
-                "layer_norm_eps": family.norm_eps,
-                "hidden_act": family.activation,
-            }
-        pooler = {} if family.kind == "distilbert" else {"add_pooling_layer": False}
-        config = getattr(transformers, f"{name}Config")(**common, **own)
-        body = getattr(transformers, f"{name}Model")(config, **pooler)
+        kind = KINDS[family.kind]
+        cut = {"hidden": hidden, "depth": layers, "heads": heads, "mlp": mlp}
+        sizes = {theirs: cut.get(ours, getattr(family, ours)) for ours, theirs in kind.sizes.items()}
+        sizes[kind.attention_dropout] = family.attention_dropout
+        config = getattr(transformers, f"{kind.model}Config")(
+            **sizes, attn_implementation="sdpa", tie_word_embeddings=False
+        )
+        pooler = {"add_pooling_layer": False} if kind.has_types else {}
+        body = getattr(transformers, f"{kind.model}Model")(config, **pooler)
         # Tables that follow from the shapes; as buffers they would have to be made anew wherever a model is.
         body.embeddings._buffers.clear()
         self.embeddings = body.embeddings
+        self.where = kind.where
         self.add_module(self.where, getattr(body, self.where))
-        if family.adapter:
-            for layer in self.get_submodule(f"{self.where}.layer").children():
-                for path in (*attention_end, MLP_END[family.kind]):
-                    linear = layer.get_submodule(path)
-                    assert isinstance(linear, nn.Linear)
-                    layer.set_submodule(path, Adapted(linear, family.adapter))
-        if family.lora:
-            query, _, value = attention
-            for layer in self.get_submodule(f"{self.where}.layer").children():
-                for path in (query, value):
-                    linear = layer.get_submodule(path)
-                    assert isinstance(linear, nn.Linear)
-                    layer.set_submodule(path, LowRank(linear, family.lora, family.lora_alpha))
+        query, _, value = kind.rows
+        layers_of_body = list(self.get_submodule(f"{self.where}.layer").children())
+        for layer in layers_of_body if family.adapter else ():
+            for path in (kind.columns, kind.mlp_end):
+                layer.set_submodule(path, Adapted(linear_at(layer, path), family.adapter))
+        for layer in layers_of_body if family.lora else ():
+            for path in (query, value):
+                layer.set_submodule(path, LowRank(linear_at(layer, path), family.lora, family.lora_alpha))
         # The heads, by the number of layers in front; without early exits the one behind the last layer that is here.
         behind = family.heads_behind if family.early_exits else {layers: "classifier"}
         self.heads = {depth: head for depth, head in behind.items() if depth <= layers}
         for head in self.heads.values():
             self.add_module(head, Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense"))
         self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"
-        self.has_types = family.kind != "distilbert"
+        self.has_types = kind.has_types
         self.separator = family.pair_separator
         self.pooling = "none" if family.labels == "tokens" else family.pooling
 
@@ -403,11 +336,11 @@ class EncoderNetwork(Network):
         return self._said(x, list(self.heads)[-1:])[0]
 
     def exits(self, x: Tensor) -> list[Tensor]:
-        """What every head says, from the shallowest to the deepest; each as in `forward`."""
+        """Return what every head says, from the shallowest to the deepest; each as in `forward`."""
         return self._said(x, list(self.heads))
 
     def _said(self, x: Tensor, depths: list[int]) -> list[Tensor]:
-        """What the heads behind these numbers of layers say."""
+        """Return what the heads behind these numbers of layers say."""
         real = x != self.pad_id
         positions = None  # which RoBERTa's embeddings count by themselves
         if not self.positions_from_tokens:
@@ -430,7 +363,7 @@ class EncoderNetwork(Network):
         return ((in_front == 1) & real).to(x.dtype)
 
     def _read(self, head: nn.Module, hidden: Tensor, real: Tensor) -> Tensor:
-        """What a head says of (batch, sequence, hidden), where `real` tokens are no padding."""
+        """Return what a head says of (batch, sequence, hidden), where `real` tokens are no padding."""
         if self.pooling == "cls":
             hidden = hidden[:, 0]
         elif self.pooling == "mean":
@@ -440,81 +373,8 @@ class EncoderNetwork(Network):
         return result.transpose(1, 2) if self.pooling == "none" else result
 
 
-class Adapted(nn.Linear):
-    """A linear layer of a transformer, under its own names, with an adapter behind it."""
-
-    def __init__(self, linear: nn.Linear, channels: int) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self.adapter = Adapter(linear.out_features, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-        result: Tensor = self.adapter(super().forward(x))
-        return result
-
-
-class LowRank(nn.Linear):
-    """A linear layer, under its own names, to which a product of two small matrices is added: W x + (alpha / r) B A x.
-
-    As `peft` makes it by default: A is drawn as a linear layer's weights are, B is 0, and there is no dropout.
-    """
-
-    def __init__(self, linear: nn.Linear, rank: int, alpha: float) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self.lora_A = nn.Linear(linear.in_features, rank, bias=False)
-        self.lora_B = nn.Linear(rank, linear.out_features, bias=False)
-        nn.init.zeros_(self.lora_B.weight)
-        self.scale = alpha / rank
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-        added: Tensor = self.lora_B(self.lora_A(x))
-        return super().forward(x) + added * self.scale
-
-
-class Adapter(nn.Module):
-    """y + up(gelu(down(y))), at first nearly y (Houlsby et al., ICML 2019)."""
-
-    def __init__(self, hidden: int, channels: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(hidden, channels), nn.Linear(channels, hidden)
-        for linear in (self.down, self.up):
-            nn.init.normal_(linear.weight, std=0.01)
-            nn.init.zeros_(linear.bias)
-
-    def forward(self, y: Tensor) -> Tensor:
-        """(..., hidden), the same out."""
-        return y + self.up(F.gelu(self.down(y)))
-
-
-class Classifier(nn.Module):
-    """Dropout and a linear layer; with `dense` a layer and tanh in front, as in transformers' RoBERTa."""
-
-    def __init__(self, hidden: int, classes: int, dropout: float, *, dense: bool) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.dense = nn.Linear(hidden, hidden) if dense else None
-        self.out_proj = nn.Linear(hidden, classes)
-        for linear in (self.dense, self.out_proj):
-            if linear is not None:
-                nn.init.normal_(linear.weight, std=0.02)
-                nn.init.zeros_(linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) -> (..., classes)."""
-        x = self.dropout(x)
-        if self.dense is not None:
-            x = self.dropout(torch.tanh(self.dense(x)))
-        result: Tensor = self.out_proj(x)
-        return result
-
-
 def _sizes_of(model: str) -> dict[str, Any]:
-    """The sizes that a folder, or a model of the hub, has; ValueError where it is not one of `KINDS`."""
+    """Return the sizes that a folder, or a model of the hub, has; ValueError if it is not one of `KINDS`."""
     with needed("transformers", "the family encoder"):
         from transformers import AutoConfig
 
@@ -528,9 +388,7 @@ def _sizes_of(model: str) -> dict[str, Any]:
         raise ValueError(
             f"encoder: {model} is of kind {kind!r}, and there are {', '.join(KINDS)}; {nearest_part(kind, KINDS)}"
         )
-    names = _READ | (_READ_DISTILBERT if kind == "distilbert" else _READ_BERT)
-    sizes = {field: getattr(config, name) for field, name in names.items()}
+    sizes = {field: getattr(config, name) for field, name in KINDS[kind].sizes.items()}
     if not isinstance(sizes["activation"], str):
         raise ValueError(f"encoder: the activation of {model} is {sizes['activation']!r}, not a name")
-    known = {field.name for field in fields(Encoder)}
-    return {"kind": kind} | {key: value for key, value in sizes.items() if key in known}
+    return {"kind": kind, **sizes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from typing import Any, get_type_hints
@@ -25,6 +25,7 @@ from wildflower.models.mlp import Mlp
 from wildflower.models.mobilenet import MobileNetV2, MobileNetV3
 from wildflower.models.ofa_resnet import OfaResNet50
 from wildflower.models.resnet import ResNet18, ResNet34, ResNet152
+from wildflower.models.traced.family import Traced
 from wildflower.models.vgg import Vgg
 from wildflower.models.vit import VitTiny
 from wildflower.plugins.nearest import nearest_part
@@ -37,7 +38,7 @@ FAMILIES: dict[str, type[Family]] = {
     for family in (
         *(LeNet5, Mlp, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
         *(MobileNetV2, MobileNetV3, OfaResNet50),
-        *(VitTiny, Bert, BertTiny, Encoder, Darts, Choice),
+        *(VitTiny, Bert, BertTiny, Encoder, Darts, Choice, Traced),
     )
 }
 
@@ -51,17 +52,18 @@ RIGHT = {
 }
 
 
-def family_class(name: object) -> type[Family]:
-    """The class of a family by its name here, or by a reference to one from outside, "package.module:Class".
+def family_class(name: object, arguments: Collection[str] = ()) -> type[Family]:
+    """Return the class of a family by its name here, or by a reference to one from outside, "package.module:Class".
 
-    A reference to a function or to a class of modules is a family of levels, which calls it.
+    A reference to a function or to a class of modules is a family that calls it: of levels where `arguments` names
+    some, and else one that cuts the module by itself.
 
     Raises ValueError with the nearest valid name, or with what is wrong with the reference.
     """
     if isinstance(name, str) and is_reference(name):
         found = named(name, (Family, nn.Module))
         if inspect.isroutine(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
-            return Levels
+            return Levels if "levels" in arguments else Traced
         kind: type[Family] = class_of(name, Family, "a family, where it is no function and no nn.Module,")
         if not isinstance(getattr(kind, "name", None), str):
             raise PluginError(f"{name} has no name: give the class one, such as name: ClassVar[str] = 'my-family'")
@@ -78,8 +80,8 @@ def make_family(spec: Mapping[str, Any]) -> Family:
     """
     arguments = dict(spec)
     name = arguments.pop("name", None)
-    kind = family_class(name)
-    if kind is Levels:
+    kind = family_class(name, arguments)
+    if kind in (Levels, Traced) and is_reference(name):
         arguments["function"] = name
     known = [field.name for field in fields(kind)]
     for key, value in arguments.items():
@@ -95,7 +97,7 @@ def make_family(spec: Mapping[str, Any]) -> Family:
 
 
 def _check_types(name: object, kind: type[Family], arguments: Mapping[str, Any]) -> None:
-    """ValueError where an argument is missing, or is of another kind than its field, such as a number for a list.
+    """Raise ValueError if an argument is missing, or is of another kind than its field, such as a number for a list.
 
     A family itself checks the values, and may then rely on what they are.
     """
@@ -119,13 +121,13 @@ def _check_types(name: object, kind: type[Family], arguments: Mapping[str, Any])
 
 @lru_cache(maxsize=64)
 def _adapters(kind: type[Family]) -> dict[str, TypeAdapter[Any]]:
-    """What checks the fields of a family whose types are plain values; members of a choice are families."""
+    """Return what checks the fields of a family whose types are plain values; members of a choice are families."""
     hints = get_type_hints(kind)
     return {field.name: TypeAdapter(hints[field.name]) for field in fields(kind) if field.name != "members"}
 
 
 def _members(arguments: Mapping[str, Any]) -> tuple[tuple[str, Family], ...]:
-    """The members of a choice, made with what they share."""
+    """Return the members of a choice, made with what they share."""
     members = arguments.get("members")
     if not isinstance(members, Mapping) or not all(isinstance(spec, Mapping) for spec in members.values()):
         raise ValueError(f"choice: members must be like {{large = {{name = 'lenet5'}}, ...}}, not {members!r}")

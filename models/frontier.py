@@ -144,7 +144,7 @@ class Prices:
         return total(self._of(picks), self.frame)
 
     def macs(self, picks: Sequence[int]) -> int:
-        """Return the multiplications of one example's forward pass, as `wildflower.models.cost.inference_macs` does."""
+        """Return the multiplications of one example's forward pass, as `BlockFamily.inference_macs` does."""
         return sum(found.macs for found in self._of(picks))
 
     def parameters_by_block(self, picks: Sequence[int]) -> list[int]:
@@ -208,7 +208,7 @@ class Frontier:
 
     @cached_property
     def training_flops(self) -> Whole:
-        """Of every label, as in `wildflower.models.cost.Cost`.
+        """Return the operations of every label, as in `wildflower.models.cost.Cost`.
 
         Labels were not compared by it: of two with as many parameters, the one with fewer operations may be missing.
         """
@@ -276,7 +276,7 @@ class Frontier:
         self._finish(labels)
 
     def _open(self, position: int) -> tuple[int, ...]:
-        """The decisions on which blocks on both sides of a position depend."""
+        """Return the decisions on which blocks on both sides of a position depend."""
         links = self.chain.links
         before = {decision for link in links[:position] for decision in link.decisions}
         return tuple(sorted(before & {decision for link in links[position:] for decision in link.decisions}))
@@ -312,7 +312,7 @@ class Frontier:
         return found
 
     def _recurring(self, transitions: Sequence[dict[Picks, list[tuple[Picks, Transition]]]]) -> list[dict[Picks, int]]:
-        """Of every position and picks of its open decisions: the convolutions that may still come, as bits."""
+        """Return, by position and picks of its open decisions, the convolutions that may still come, as bits."""
         found: list[dict[Picks, int]] = [{(): 0}]
         for ways in transitions:
             behind: dict[Picks, int] = defaultdict(int)
@@ -361,7 +361,7 @@ class Frontier:
         return extended
 
     def _gather(self, parts: list[tuple[Whole, int, Transition, int, int]], maximum: int) -> Whole:
-        """All labels of one state, pruned."""
+        """Return all labels of one state, pruned."""
         pending: list[Whole] = []
         size = 0
         for labels, start, transition, number, kernels in parts:
@@ -448,7 +448,7 @@ class Frontier:
 
 
 def _order(rows: Whole) -> Whole:
-    """An order of columns that brings equal ones together, by the first row first."""
+    """Return an order of columns that brings equal ones together, by the first row first."""
     # Ascending runs, of which the columns consist, make a stable sort fast; one key is faster than one per row.
     key = np.zeros(rows.shape[1], dtype=np.int64)
     maximum = 1
@@ -462,7 +462,7 @@ def _order(rows: Whole) -> Whole:
 
 
 def _first_min(values: Whole, starts: Whole) -> Whole:
-    """Of every segment that begins at one of `starts`, the position of its first least value."""
+    """Return the position of the first least value of every segment that begins at one of `starts`."""
     lengths = np.diff(starts, append=len(values))
     positions = np.flatnonzero(values == np.repeat(np.minimum.reduceat(values, starts), lengths))
     segment = np.searchsorted(starts, positions, side="right")
@@ -470,7 +470,7 @@ def _first_min(values: Whole, starts: Whole) -> Whole:
 
 
 def _ranges(ascending: Whole, maximum: int) -> Whole:
-    """Where ranges begin that are equally wide in proportion, at most `most` of them, leaving out empty ones."""
+    """Return where ranges begin that are equally wide in proportion, at most `most` of them, leaving out empty ones."""
     logarithms = np.log1p(ascending)
     span = logarithms[-1] - logarithms[0]
     ranges = (logarithms - logarithms[0]) * ((maximum - 1) / span if span else 0)

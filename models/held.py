@@ -83,7 +83,7 @@ def _found(module: nn.Module, *, into_modules: bool = True) -> Iterator[tuple[st
 
 
 def _inside(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """What an object holds, by names that a reader of the module's code knows."""
+    """Yield what an object holds, by names that a reader of the module's code knows."""
     if isinstance(value, Mapping):
         try:
             items = list(value.items())
@@ -125,7 +125,7 @@ def _inside(name: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _registered(module: nn.Module) -> dict[int, str]:
-    """The tensors of a module's tables: id -> name."""
+    """Return the tensors of a module's tables: id -> name."""
     tables = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {id(tensor): name for name, tensor in reversed(tables)}
 
@@ -248,7 +248,7 @@ def fill_held(module: nn.Module, fresh: Callable[[], nn.Module]) -> None:
 
 
 def staying_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that are no part of a module's state, by name."""
+    """Yield the buffers that are no part of a module's state, by name."""
     for path, part in module.named_modules(remove_duplicate=False):
         for name, buffer in part._buffers.items():
             if buffer is not None and name in part._non_persistent_buffers_set:
@@ -269,7 +269,7 @@ def move_held(module: nn.Module, held: Iterable[Tensor], function: Callable[[Ten
 
 
 def lacks_values(module: nn.Module) -> bool:
-    """Whether a constant of a module has no memory."""
+    """Say whether a constant of a module has no memory."""
     return any(value.is_meta for value in _constants(module).values())
 
 

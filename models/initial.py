@@ -51,7 +51,7 @@ class Initial:
     notes: tuple[str, ...] = ()
 
     def whole(self, family: Family, drawn: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors that were found, in the global model's sizes; entries outside of the sub-model are as drawn."""
+        """Return the tensors found, in the global model's sizes; entries outside of the sub-model are as drawn."""
         if self.architecture == family.full():
             return self.tensors
         weights = drawn()
@@ -60,7 +60,7 @@ class Initial:
         return whole
 
     def describe(self) -> str:
-        """What was found, in a few parts of a sentence."""
+        """Return what was found, in a few parts of a sentence."""
         text = f"{self.source}: {len(self.tensors)} of {len(self.tensors) + len(self.missing)} tensors"
         for what, names in (("drawn at random", self.missing), ("left over in the file", self.left_over)):
             if names:
@@ -69,7 +69,7 @@ class Initial:
 
 
 def weights_file(source: str) -> Path:
-    """The file that a run's `initial.weights` stands for; of a name on Hugging Face's hub, where it was downloaded to.
+    """Return the file that `initial.weights` stands for; of a name on Hugging Face's hub, where it was downloaded to.
 
     Raises ValueError where there is none.
     """
@@ -92,7 +92,7 @@ def weights_file(source: str) -> Path:
 
 
 def folder_of_sizes(source: str) -> Path | None:
-    """The folder with the configuration of the model that `initial.weights` names; None where there is none."""
+    """Return the folder with the configuration of the model that `initial.weights` names; None if there is none."""
     path = Path(source).expanduser()
     if not source or path.is_dir():
         return path if source and (path / "config.json").is_file() else None
@@ -119,7 +119,7 @@ def _downloaded(name: str) -> Path:
 
 
 def _from_hub(name: str, file: str) -> Path:
-    """A file of a model on Hugging Face's hub, where it was downloaded to; ValueError where it cannot be had."""
+    """Return a file of a model on Hugging Face's hub, where it was downloaded to; ValueError if it cannot be had."""
     with needed("huggingface_hub", "a model of the hub"):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -225,7 +225,7 @@ def _check_shapes(
 
 
 def _as_wanted(tensor: Tensor, dtype: torch.dtype, where: str) -> Tensor:
-    """A tensor of a file as a model has it; ValueError where that is no finite number."""
+    """Return a tensor of a file as a model has it; ValueError if that is no finite number."""
     try:
         converted = (tensor if tensor.layout == torch.strided else tensor.to_dense()).to(dtype).contiguous()
         finite = tensor.is_floating_point() and bool(torch.isfinite(converted).all())
@@ -253,7 +253,7 @@ def _join_ties(tensors: dict[str, Tensor], further_names: Mapping[str, str], fil
 
 
 def _published(family: Family) -> tuple[tuple[Architecture, Mapping[str, str]] | None, str]:
-    """The family's published sub-model and its names; where the family has no room for it, the end of an error."""
+    """Return the published sub-model and its names; if the family has no room for it, the end of an error."""
     try:
         return family.published(), ""
     except ValueError as error:
@@ -339,7 +339,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _state(file: Path, content: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict, or of one inside of what a training script has saved."""
+    """Return the tensors of a state dict, or of one inside of what a training script has saved."""
     if isinstance(content, Mapping):
         # Before what lies beside it: a training script may keep a tensor there, such as its best accuracy.
         for wrapper in WRAPPERS:
@@ -357,7 +357,7 @@ def _state(file: Path, content: Any) -> dict[str, Tensor]:
 
 
 def _renamings(name: str, names: Mapping[str, str | bool]) -> list[str]:
-    """A name and what every entry of the table makes of it in turn; "" where the table leaves it out."""
+    """Return a name and what every entry of the table makes of it in turn; "" if the table leaves it out."""
     steps = [name]
     for old, new in names.items():
         if not _is_in(old, steps[-1]):
@@ -370,7 +370,7 @@ def _renamings(name: str, names: Mapping[str, str | bool]) -> list[str]:
 
 
 def _pattern(part: str) -> str:
-    """What finds a name, or some dotted parts of one, in a name."""
+    """Return what finds a name, or some dotted parts of one, in a name."""
     return rf"(?<![^.]){re.escape(part)}(?![^.])"
 
 
@@ -395,7 +395,7 @@ def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Seque
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object], file: Path) -> dict[str, Tensor]:
-    """The tensors without the first part of their names that lets most of them fit.
+    """Return the tensors without the first part of their names that lets most of them fit.
 
     They stay as they are where as many fit already. A head alone may fit so, which is called alike in many models.
     Raises ValueError where two tensors would have one name.
@@ -419,7 +419,7 @@ def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object],
 
 
 def _norms_as_today(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:
-    """The tensors by the names that PyTorch's norms have: the files of the first BERTs call theirs gamma and beta."""
+    """Return the tensors by the names of PyTorch's norms: files of the first BERTs call theirs gamma and beta."""
 
     def today(name: str) -> str:
         module, _, last = name.rpartition(".")
@@ -435,7 +435,7 @@ def _some(names: tuple[str, ...]) -> str:
 
 
 def checked_names(names: Mapping[str, Any]) -> Mapping[str, str | bool]:
-    """The table of `initial.names`; ValueError where an entry is neither a name nor false."""
+    """Return the table of `initial.names`; ValueError if an entry is neither a name nor false."""
     for old, new in names.items():
         if not old or not (new is False or (isinstance(new, str) and re.fullmatch(r"[\w.-]*", new))):
             raise ValueError(f"'{old}' = {new!r}: an entry is like 'features.0' = 'stem', or 'classifier' = false")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,11 @@ from wildflower.models.cost import (
     Convolution,
     Footprint,
     Shape,
-    elementwise_footprint,
     mean_footprint,
     pooling_footprint,
 )
 from wildflower.models.max_pool import HalvingMaxPool
-from wildflower.models.placement import CLASSES, Axis, Window
+from wildflower.models.placement import CLASSES, AnyAxis, Axis
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    axes: tuple[Axis | Window | None, ...]
+    axes: tuple[AnyAxis, ...]
     frozen: bool = False
 
     @property
     def of_classes(self) -> bool:
-        """Whether it has as many entries along a side as there are classes, as those of a head have."""
+        """Say whether it has as many entries along a side as there are classes, as those of a head have."""
         return any(isinstance(axis, Axis) and axis.group == CLASSES for axis in self.axes)
 
 
@@ -98,7 +97,7 @@ class Stateless(Layer):
         return {}
 
 
-def spec(*dimensions: tuple[int, Axis | Window | None]) -> TensorSpec:
+def spec(*dimensions: tuple[int, AnyAxis]) -> TensorSpec:
     """Return the spec of a float tensor from the size and the axis of each of its dimensions."""
     return TensorSpec(tuple(size for size, _ in dimensions), torch.float32, tuple(axis for _, axis in dimensions))
 
@@ -289,30 +288,36 @@ class Relu(Stateless):
         return Footprint(saves_result=True, gradient=size, backward_peak=size)
 
 
-@dataclass(frozen=True)
-class Relu6(Stateless):
-    """min(max(0, x), 6): a bound on activations where whole layers may be missing."""
+class Elementwise(Stateless):
+    """A function of every entry that is not in place: its backward pass reads its input."""
+
+    module: ClassVar[type[nn.Module]]
 
     def build(self) -> nn.Module:
-        """Return an `nn.ReLU6`. In place it would need as much memory: PyTorch's backward pass wants its input."""
-        return nn.ReLU6()
+        """Return the module."""
+        return self.module()
 
     @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        return elementwise_footprint(shape, batch_size)
+        size = FLOAT_BYTES * batch_size * math.prod(shape)
+        return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
 
 
 @dataclass(frozen=True)
-class HardSwish(Stateless):
+class Relu6(Elementwise):
+    """min(max(0, x), 6): a bound on activations where whole layers may be missing.
+
+    In place it would need as much memory: PyTorch's backward pass wants its input.
+    """
+
+    module = nn.ReLU6
+
+
+@dataclass(frozen=True)
+class HardSwish(Elementwise):
     """x * min(max(0, x + 3), 6) / 6, MobileNetV3's activation."""
 
-    def build(self) -> nn.Module:
-        """Return an `nn.Hardswish`, which is not in place: the backward pass needs its input."""
-        return nn.Hardswish()
-
-    @override
-    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        return elementwise_footprint(shape, batch_size)
+    module = nn.Hardswish
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ExitFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Channels, Flatten, Layer, Linear, Pool, Relu
 
@@ -43,13 +44,13 @@ class LeNet5(ExitFamily):
 
     @cached_property
     def parts(self) -> dict[int, tuple[str, ...]]:
-        """The convolutions; the hidden layers belong to the last."""
+        """Return the convolutions; the hidden layers belong to the last."""
         parts = {number: (f"conv{number}",) for number in range(1, len(self.conv_channels) + 1)}
         last = len(parts)
         return parts | {last: parts[last] + tuple(f"fc{number}" for number in range(1, len(self.hidden) + 1))}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The convolutional blocks, each with its head where it has one."""
+        """Return the convolutional blocks, each with its head where it has one."""
         channels = self.channels(arch)
         padding = 2 if min(self.input_shape[1:]) < 16 else 0
         blocks: list[Block] = []

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
-import re
-import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
+from wildflower.models.base import check_cut
 from wildflower.models.cost import Cost
-from wildflower.models.held import ORTHOGONAL, check_held, check_parts
+from wildflower.models.held import check_held
 from wildflower.models.layers import make_static
+from wildflower.models.made import made_module
 from wildflower.models.module import ModuleFamily, meta_state
 from wildflower.models.network import Network
-from wildflower.plugins.reference import PluginError, named, one_sentence
+from wildflower.models.placement import kept_channels
 
 MAX_LEVELS = 1000
 
@@ -96,7 +93,7 @@ class Levels(ModuleFamily):
 
     @property
     def groups(self) -> dict[str, int]:
-        """The level."""
+        """Return the level."""
         return {"level": len(self.levels)}
 
     @cached_property
@@ -115,11 +112,8 @@ class Levels(ModuleFamily):
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
         """Return the level at a share of all levels: of three, 0.5 is the second."""
-        if exit != 1:
-            raise ValueError(f"{self.function}: exit must be 1, not {exit}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
-        return Architecture((max(1, rounding(round(rate * len(self.levels), 9))),))
+        check_cut(self.function, 1, exit, rate)
+        return Architecture((kept_channels(len(self.levels), rate, rounding),))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:
         """Return all levels, largest first; widths play no part."""
@@ -135,37 +129,21 @@ class Levels(ModuleFamily):
         text = self._text(arch)
         where = self.function if text == "{}" else f"{self.function} at level {text}"
         values = {**json.loads(self.arguments), **json.loads(text)}
-        function = named(self.function, nn.Module)
-        parameters = _parameters(function)
-        task = {"classes": self.classes, "num_classes": self.classes, "input_shape": self.input_shape}
-        values = {key: value for key, value in task.items() if key in parameters} | values
-        try:
-            module = function(**values)
-        except Exception as error:  # of any kind: it is the user's code
-            raise PluginError(f"{where} fails: {one_sentence(error)}{_hint(error)}") from error
-        tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()
-        if (lazy := next(filter(is_lazy, tensors), None)) is not None:
-            raise PluginError(
-                f"{where} has a lazy layer ({type(lazy).__name__}), which has no shape before "
-                "its first batch: say its sizes, as nn.Linear does"
-            )
-        if not isinstance(module, nn.Module):
-            raise PluginError(f"{where} returns {type(module).__name__}, not an nn.Module")
-        check_parts(where, module)
+        module = made_module(self.function, values, self.input_shape, self.classes, where)
         if self.norm == "static":
             make_static(module)
         return module if isinstance(module, Network) else AnyNetwork(module)
 
     @cached_property
     def with_statistics(self) -> Levels:
-        """The modules as they are; the same family where they have no statistics that static norms leave out."""
+        """Return the modules as they are; the same family where they have no statistics that static norms leave out."""
         if self.norm == "batch":
             return self
         found = replace(self, norm="batch")
         return self if meta_state(found, self.full()).keys() == meta_state(self, self.full()).keys() else found
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-        """See `Family.price`; ValueError also where running statistics would never move."""
+        """Follow one training step on fake tensors; ValueError also if running statistics would never move."""
         where = self._where(arch.widths[0])
         _check_norms(where, self.without_memory(arch).train())
         try:
@@ -179,7 +157,7 @@ class Levels(ModuleFamily):
             ) from error
 
     def _where(self, number: int) -> str:
-        """What a message on a level begins with: its number and arguments, unless there is one level alone."""
+        """Return what a message on a level begins with: its number and arguments, unless there is one level alone."""
         return (
             self.function if self.levels == ("{}",) else f"{self.function}: level {number} ({self.levels[number - 1]})"
         )
@@ -217,34 +195,6 @@ class Levels(ModuleFamily):
             above = state
 
 
-def _hint(error: Exception) -> str:
-    """Advice for an error of a function that makes a network without memory; "" where there is none."""
-    if "from_pretrained" in str(error):
-        return ": build the network from its configuration, and let initial.weights name the folder of its weights"
-    if isinstance(error, TypeError) and re.search("argument.*'(classes|num_classes|input_shape)'", str(error)):
-        return ": only what the function itself names among its parameters is filled in"
-    if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
-        return ": leave .to(device) out, the run moves the network to its device"
-    frames = traceback.extract_tb(error.__traceback__)
-    if any(frame.name == "orthogonal" and "parametrizations" in frame.filename for frame in frames):
-        return ORTHOGONAL
-    if any("torch/jit/" in frame.filename for frame in frames):
-        return ": leave torch.jit.script and torch.jit.trace out, what they make could not be exported"
-    if isinstance(error, RuntimeError) and "meta tensor" in str(error):
-        return (
-            ": what makes a network must not read the values of parameters, which have none then: use Python's or "
-            "NumPy's numbers"
-        )
-    return ""
-
-
-def _parameters(function: Callable[..., Any]) -> Collection[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
-
-
 def _check_norms(where: str, network: Network) -> None:
     """Raise ValueError where running statistics would never move, because batch norm's counters do not travel."""
     for name, part in network.named_modules():
@@ -267,7 +217,7 @@ def _check_ties(where: str, state: Mapping[str, Tensor]) -> None:
 
 
 def _lists(names: Iterable[str]) -> dict[str, set[int]]:
-    """The numbers that stand behind each prefix in names such as encoder.layer.0.weight."""
+    """Return the numbers that stand behind each prefix in names such as encoder.layer.0.weight."""
     found: dict[str, set[int]] = {}
     for name in names:
         parts = name.split(".")

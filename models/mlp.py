@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.layers import Block, Channels, Flatten, Layer, Linear, Relu
 from wildflower.models.placement import INPUT
 
@@ -34,11 +35,11 @@ class Mlp(BlockFamily):
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """One group per hidden layer."""
+        """Return one group per hidden layer."""
         return {f"fc{number}": size for number, size in enumerate(self.hidden, start=1)}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The one block of all layers."""
+        """Return the one block of all layers."""
         inputs = Channels(INPUT, self.input_shape[0], self.input_shape[0])
         positions = math.prod(self.input_shape[1:])
         layers: list[Layer] = [Flatten()]

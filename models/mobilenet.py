@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from wildflower.models.architecture import Architecture
@@ -46,6 +45,9 @@ class MobileNet(ElasticFamily):
     STRIDES: ClassVar[tuple[int, ...]]  # of the stages
     FIXED: ClassVar[int] = 0  # stages at the end, of one block
     EPSILON: ClassVar[float] = 1e-5
+    STEM_ACTIVATION: ClassVar[Layer]
+    PUBLISHED_DEPTHS: ClassVar[tuple[int, ...]]  # of the stages
+    TORCHVISION_HEAD: ClassVar[Mapping[str, str]]  # layer of the head -> what torchvision calls it
 
     width_multiplier: float = 1.0
     stage_channels: tuple[int, ...] = ()
@@ -75,14 +77,14 @@ class MobileNet(ElasticFamily):
 
     @property
     def published_strides(self) -> tuple[int, ...]:
-        """Those of the stem and of the stages."""
+        """Return those of the stem and of the stages."""
         return (2, *self.STRIDES)
 
     # Names and sizes
 
     @cached_property
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """The blocks of the stages behind the first block."""
+        """Return the blocks of the stages behind the first block."""
         count = len(self.STRIDES)
         return {
             f"stage{number}": tuple(
@@ -93,12 +95,12 @@ class MobileNet(ElasticFamily):
 
     @property
     def stacks(self) -> Mapping[str, tuple[str, ...]]:
-        """The stages."""
+        """Return the stages."""
         return self.stages
 
     @cached_property
     def streams(self) -> dict[str, int]:
-        """What passes out of the stem, the first block and each stage."""
+        """Return what passes out of the stem, the first block and each stage."""
         first, *others = (divisible(size * self.width_multiplier) for size in self.stage_channels)
         stem = divisible(self.STEM * self.width_multiplier)
         # A first block that keeps the number of channels has a shortcut: both are one group.
@@ -106,7 +108,7 @@ class MobileNet(ElasticFamily):
         return streams | {f"{stage}.stream": size for stage, size in zip(self.stages, others, strict=True)}
 
     def _inputs(self, stage: str, place: int) -> str:
-        """The stream that a block reads."""
+        """Return the stream that a block reads."""
         if place:
             return f"{stage}.stream"
         streams = list(self.streams)
@@ -114,7 +116,7 @@ class MobileNet(ElasticFamily):
 
     @cached_property
     def _inner(self) -> dict[str, int]:
-        """The full width inside every block."""
+        """Return the full width inside every block."""
         return {
             block: divisible(round(self.streams[self._inputs(stage, place)] * self.expand_ratios[-1]))
             for stage, blocks in self.stages.items()
@@ -124,7 +126,7 @@ class MobileNet(ElasticFamily):
     @property
     @abstractmethod
     def head_groups(self) -> dict[str, int]:
-        """The groups behind the last stage."""
+        """Return the groups behind the last stage."""
 
     @cached_property
     def groups(self) -> dict[str, int]:
@@ -137,19 +139,19 @@ class MobileNet(ElasticFamily):
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """The blocks behind the smallest depth of their stage."""
+        """Return the blocks behind the smallest depth of their stage."""
         return {block: (f"{block}.inner",) for blocks in self.stages.values() for block in blocks[self.depths[0] :]}
 
     @cached_property
     def kernels(self) -> Mapping[str, int]:
-        """One per block of the stages."""
+        """Return one per block of the stages."""
         return {block: self.kernel_sizes[-1] for blocks in self.stages.values() for block in blocks}
 
     # The space
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """Of every stage its depth, then of every block its expand ratio and its kernel."""
+        """Return the depth of every stage, each with the expand ratios and kernels of its blocks."""
         found = []
         for stage, blocks in self.stages.items():
             depth = f"{stage}.depth"
@@ -186,21 +188,21 @@ class MobileNet(ElasticFamily):
         """Inside the blocks of a stage; of stage 0, the first block."""
 
     def _gate(self, stage: int, block: str, channels: dict[str, Channels]) -> tuple[Layer, ...]:
-        """What follows the depthwise convolution's activation."""
+        """Return what follows the depthwise convolution's activation."""
         return ()
 
     @abstractmethod
     def _head(self, inputs: Channels, channels: dict[str, Channels]) -> list[Block]:
-        """The blocks behind the last stage."""
+        """Return the blocks behind the last stage."""
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The stem, the first block, the kept blocks of the stages and the head."""
+        """Return the stem, the first block, the kept blocks of the stages and the head."""
         channels = self.channels(arch)
         sides = dict(zip(self.kernels, arch.kernels, strict=True))
         strides = iter(self.strides)
         stream = channels["stem"]
         conv = Conv("conv", self.inputs, stream, kernel=3, stride=next(strides), padding=1, bias=False)
-        blocks = [Block("stem", (conv, *self.normalized(stream), self._stem_activation()))]
+        blocks = [Block("stem", (conv, *self.normalized(stream), self.STEM_ACTIVATION))]
         first = channels.get("first.stream", stream)
         layers = (
             DepthwiseConv("depthwise", stream, 3),
@@ -232,10 +234,6 @@ class MobileNet(ElasticFamily):
                 stream = outputs
         return [*blocks, *self._head(stream, channels)]
 
-    @abstractmethod
-    def _stem_activation(self) -> Layer:
-        """Behind the stem's norm."""
-
     def build(self, arch: Architecture) -> Network:
         """Return the sub-network, initialized as torchvision does."""
         network = super().build(arch)
@@ -256,17 +254,35 @@ class MobileNet(ElasticFamily):
         """Return the architecture of the published network; ValueError where the family does not hold it."""
 
     @abstractmethod
+    def _torchvision_parts(self, stage: int) -> dict[str, str]:
+        """Return what torchvision calls the parts of a block of a stage, within the block; of stage 0, the first."""
+
     def torchvision_names(self) -> dict[str, str]:
-        """Of every tensor of the plain architecture, what torchvision's model calls it."""
+        """Return what torchvision's model calls every tensor of the plain architecture."""
+        parts = {"stem.conv": "features.0.0", "stem.norm": "features.0.1"}
+        blocks = [("first", 0)]
+        for stage, (names, depth) in enumerate(zip(self.stages.values(), self.PUBLISHED_DEPTHS, strict=True), start=1):
+            blocks += [(name, stage) for name in names[:depth]]
+        for place, (block, stage) in enumerate(blocks, start=1):
+            for part, path in self._torchvision_parts(stage).items():
+                parts[f"{block}.{part}"] = f"features.{place}.{path}"
+        last = len(blocks) + 1
+        parts |= {"features.conv": f"features.{last}.0", "features.norm": f"features.{last}.1"}
+        parts |= self.TORCHVISION_HEAD
+        found: dict[str, str] = {}
+        for name in self.tensors(self.plain()):
+            part, _, kind = name.rpartition(".")
+            found[name] = f"{parts[part]}.{kind}"
+        return found
 
     def published(self) -> tuple[Architecture, Mapping[str, str]]:
-        """The plain network, as torchvision has it."""
+        """Return the plain network, as torchvision has it."""
         return self.plain(), self.torchvision_names()
 
-    def _plain(self, depths: tuple[int, ...], inner: Mapping[str, int], kernels: Mapping[str, int]) -> Architecture:
-        """The architecture of these sizes by block; what is not named has its full size."""
-        widths, sides = dict(self.groups), dict(self.kernels)
-        for (_, blocks), depth in zip(self.stages.items(), depths, strict=True):
+    def _plain(self, inner: Mapping[str, int], kernels: Mapping[str, int]) -> Architecture:
+        """Return the architecture of these sizes by block; what is not named has its full size."""
+        widths, sides, depths = dict(self.groups), dict(self.kernels), self.PUBLISHED_DEPTHS
+        for blocks, depth in zip(self.stages.values(), depths, strict=True):
             for place, block in enumerate(blocks):
                 if place < depth:
                     widths[f"{block}.inner"] = inner.get(block, self._inner[block])
@@ -283,12 +299,6 @@ class MobileNet(ElasticFamily):
         return arch
 
 
-def of_norms(ours: str, theirs: str, *, static: bool = False) -> dict[str, str]:
-    """The names of a batch norm's tensors."""
-    kinds = ("weight", "bias") if static else ("weight", "bias", "running_mean", "running_var")
-    return {f"{ours}.{kind}": f"{theirs}.{kind}" for kind in kinds}
-
-
 @dataclass(frozen=True)
 class MobileNetV2(MobileNet):
     """MobileNetV2 (Sandler et al. 2018): ReLU6, the last stage of one block; 3,504,872 parameters for 1000 classes.
@@ -301,17 +311,17 @@ class MobileNetV2(MobileNet):
     STEM: ClassVar[int] = 32
     FEATURES: ClassVar[int] = 1280
     STRIDES: ClassVar[tuple[int, ...]] = (2, 2, 2, 1, 2, 1)
+    STEM_ACTIVATION: ClassVar[Layer] = Relu6()
+    PUBLISHED_DEPTHS: ClassVar[tuple[int, ...]] = (2, 3, 4, 3, 3, 1)
+    TORCHVISION_HEAD: ClassVar[Mapping[str, str]] = {"head.classifier": "classifier.1"}
     FIXED: ClassVar[int] = 1
 
     stage_channels: tuple[int, ...] = (16, 24, 32, 64, 96, 160, 320)
 
     @property
     def head_groups(self) -> dict[str, int]:
-        """The last features."""
+        """Return the last features."""
         return {"features": divisible(self.FEATURES * max(1.0, self.width_multiplier))}
-
-    def _stem_activation(self) -> Layer:
-        return Relu6()
 
     def _activation(self, stage: int) -> Layer:
         return Relu6()
@@ -331,24 +341,13 @@ class MobileNetV2(MobileNet):
             for stage, blocks in self.stages.items()
             for place, block in enumerate(blocks)
         }
-        return self._plain((2, 3, 4, 3, 3, 1), inner, dict.fromkeys(self.kernels, 3))
+        return self._plain(inner, dict.fromkeys(self.kernels, 3))
 
-    def torchvision_names(self) -> dict[str, str]:
-        """Of every tensor of the plain architecture, what `torchvision.models.mobilenet_v2` calls it."""
-        static = self.norm == "static"
-        names = {"stem.conv.weight": "features.0.0.weight", **of_norms("stem.norm", "features.0.1", static=static)}
-        parts = {"depthwise": "0.0", "norm2": "0.1", "project": "1", "norm3": "2"}
-        blocks = {"first": ("features.1.conv", parts)}
-        number = 2
-        parts = {"expand": "0.0", "norm1": "0.1", "depthwise": "1.0", "norm2": "1.1", "project": "2", "norm3": "3"}
-        for inside, depth in zip(self.stages.values(), (2, 3, 4, 3, 3, 1), strict=True):
-            for block in inside[:depth]:
-                blocks[block] = (f"features.{number}.conv", parts)
-                number += 1
-        names |= _block_names(blocks, static)
-        names |= {"features.conv.weight": f"features.{number}.0.weight"}
-        names |= of_norms("features.norm", f"features.{number}.1", static=static)
-        return names | {f"head.classifier.{kind}": f"classifier.1.{kind}" for kind in ("weight", "bias")}
+    def _torchvision_parts(self, stage: int) -> dict[str, str]:
+        first = min(stage, 1)
+        before = {"expand": "0.0", "norm1": "0.1"} if stage else {}
+        parts = {"depthwise": f"{first}.0", "norm2": f"{first}.1", "project": str(first + 1), "norm3": str(first + 2)}
+        return {part: f"conv.{path}" for part, path in (before | parts).items()}
 
 
 @dataclass(frozen=True)
@@ -363,6 +362,9 @@ class MobileNetV3(MobileNet):
     STEM: ClassVar[int] = 16
     FEATURES: ClassVar[int] = 1280
     STRIDES: ClassVar[tuple[int, ...]] = (2, 2, 2, 1, 2)
+    STEM_ACTIVATION: ClassVar[Layer] = HardSwish()
+    PUBLISHED_DEPTHS: ClassVar[tuple[int, ...]] = (2, 3, 4, 2, 3)
+    TORCHVISION_HEAD: ClassVar[Mapping[str, str]] = {"head.fc": "classifier.0", "head.classifier": "classifier.3"}
     EPSILON: ClassVar[float] = 1e-3
     GATED: ClassVar[tuple[int, ...]] = (2, 4, 5)
     SWISH_FROM: ClassVar[int] = 3
@@ -379,12 +381,12 @@ class MobileNetV3(MobileNet):
 
     @property
     def head_groups(self) -> dict[str, int]:
-        """The last convolution, six times as wide as the last stage, and the layer behind the pooling."""
+        """Return the last convolution, six times as wide as the last stage, and the layer behind the pooling."""
         last = list(self.streams.values())[-1]
         return {"features": last * 6, "fc": divisible(self.FEATURES * max(1.0, self.width_multiplier))}
 
     def channels(self, arch: Architecture) -> dict[str, Channels]:
-        """The groups, and of every gated block what its squeeze keeps: a quarter of the block's inside."""
+        """Return the groups, and of every gated block what its squeeze keeps: a quarter of the block's inside."""
         channels = super().channels(arch)
         for number in self.GATED:
             for block in self.stages[f"stage{number}"]:
@@ -392,9 +394,6 @@ class MobileNetV3(MobileNet):
                 kept = divisible(inner.kept // 4) if inner.kept else 0
                 channels[f"{block}.squeeze"] = Channels(f"{block}.squeeze", kept, divisible(inner.full // 4))
         return channels
-
-    def _stem_activation(self) -> Layer:
-        return HardSwish()
 
     def _activation(self, stage: int) -> Layer:
         return HardSwish() if stage >= self.SWISH_FROM else Relu()
@@ -423,50 +422,12 @@ class MobileNetV3(MobileNet):
         for (kernel, widths), blocks in zip(self.PUBLISHED, self.stages.values(), strict=True):
             for block, width in zip(blocks, widths, strict=False):
                 inner[block], kernels[block] = width, kernel
-        return self._plain(tuple(len(widths) for _, widths in self.PUBLISHED), inner, kernels)
+        return self._plain(inner, kernels)
 
-    def torchvision_names(self) -> dict[str, str]:
-        """Of every tensor of the plain architecture, what `torchvision.models.mobilenet_v3_large` calls it."""
-        static = self.norm == "static"
-        names = {"stem.conv.weight": "features.0.0.weight", **of_norms("stem.norm", "features.0.1", static=static)}
-        parts = {"depthwise": "0.0", "norm2": "0.1", "project": "1.0", "norm3": "1.1"}
-        blocks = {"first": ("features.1.block", parts)}
-        at = 2
-        for number, ((_, widths), inside) in enumerate(zip(self.PUBLISHED, self.stages.values(), strict=True), start=1):
-            gated = number in self.GATED
-            last = 3 if gated else 2
-            parts = {"expand": "0.0", "norm1": "0.1", "depthwise": "1.0", "norm2": "1.1"}
-            parts |= {"project": f"{last}.0", "norm3": f"{last}.1"}
-            for block in inside[: len(widths)]:
-                blocks[block] = (f"features.{at}.block", parts)
-                if gated:
-                    for layer in ("fc1", "fc2"):
-                        for kind in ("weight", "bias"):
-                            names[f"{block}.gate.{layer}.{kind}"] = f"features.{at}.block.2.{layer}.{kind}"
-                at += 1
-        names |= _block_names(blocks, static)
-        names |= {"features.conv.weight": f"features.{at}.0.weight"}
-        names |= of_norms("features.norm", f"features.{at}.1", static=static)
-        for ours, theirs in (("fc", "classifier.0"), ("classifier", "classifier.3")):
-            names |= {f"head.{ours}.{kind}": f"{theirs}.{kind}" for kind in ("weight", "bias")}
-        return names
-
-
-def _block_names(blocks: Mapping[str, tuple[str, Mapping[str, str]]], static: bool) -> dict[str, str]:
-    """Block -> (theirs, part -> theirs) to the names of all tensors."""
-    names: dict[str, str] = {}
-    for block, (theirs, parts) in blocks.items():
-        for part, path in parts.items():
-            if part.startswith("norm"):
-                names |= of_norms(f"{block}.{part}", f"{theirs}.{path}", static=static)
-            else:
-                names[f"{block}.{part}.weight"] = f"{theirs}.{path}.weight"
-    return names
-
-
-def placed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """The tensors that another library calls `names`, by ours; ValueError where one is missing."""
-    missing = [theirs for theirs in names.values() if theirs not in weights]
-    if missing:
-        raise ValueError(f"the file has no tensors {missing[:5]}: is it of another model?")
-    return {ours: weights[theirs] for ours, theirs in names.items()}
+    def _torchvision_parts(self, stage: int) -> dict[str, str]:
+        first, gated = min(stage, 1), stage in self.GATED
+        last = first + 1 + gated
+        parts = {"expand": "0.0", "norm1": "0.1"} if stage else {}
+        parts |= {"depthwise": f"{first}.0", "norm2": f"{first}.1", "project": f"{last}.0", "norm3": f"{last}.1"}
+        parts |= {f"gate.{layer}": f"2.{layer}" for layer in ("fc1", "fc2")} if gated else {}
+        return {part: f"block.{path}" for part, path in parts.items()}

@@ -10,11 +10,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
+from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.held import fill_held, from_first_weights, held_tensors, lacks_values
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
@@ -40,13 +42,13 @@ class ModuleFamily(Family):
     def network(self, arch: Architecture) -> Network:
         """Return the sub-model of a valid architecture, initialized, on the current default device."""
 
+    @override
     def build(self, arch: Architecture) -> Network:
-        """See `Family.build`."""
         self.validate(arch)
-        return self._with_frozen(self.network(arch))
+        return without_gradients(self, self.network(arch))
 
     def without_memory(self, arch: Architecture) -> Network:
-        """See `Family.without_memory`. All but parameters has the values that it has on every device and when scored.
+        """Return the sub-model to be given weights; all but parameters has the values that it has on every device.
 
         Constants that are drawn at random are the same for an architecture.
         """
@@ -66,21 +68,21 @@ class ModuleFamily(Family):
         return from_first_weights(skeleton.module, self.drawn(arch), self.drawn(arch, 1))
 
     def drawn(self, arch: Architecture, seed: int = 0) -> nn.Module:
-        """The module with memory, the same each time."""
+        """Return the module with memory, the same each time."""
         with same_draws(seed):
             network = self.build(arch)
         return network.module if isinstance(network, AnyNetwork) else network
 
+    @override
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
-        """See `Family.tensors`; the network is built once, on the meta device."""
         return _tensors(self, arch)
 
+    @override
     def further_names(self) -> Mapping[str, str]:
-        """See `Family.further_names`."""
         return _further_names(self)
 
     def place(self, arch: Architecture, select: Select = leading) -> Placement:
-        """See `Family.place`: leading slices, the only cut there is."""
+        """Return the leading slices, the only cut there is."""
         if select is not leading:
             raise ValueError(
                 f"{self.name}: its sub-models are leading slices, and the strategy selects other channels: take one "
@@ -89,26 +91,26 @@ class ModuleFamily(Family):
         return _placement(self, arch)
 
     def coordinates(self, name: str, spec: TensorSpec) -> tuple[Coordinates, ...]:
-        """Where a sub-model's tensor lies in the global one of its name: the leading entries."""
+        """Return where a sub-model's tensor lies in the global one of its name: the leading entries."""
         return tuple(slice(0, size) for size in spec.shape)
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-        """See `Family.price`: one training step is followed on fake tensors."""
+        """Follow one training step on fake tensors."""
         step = _step(self, arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates)
         return step.cost(batch_size, optimizer)
 
+    @override
     def convolutions(self, arch: Architecture) -> set[Convolution]:
-        """Those that a step computes."""
         return _step(self, arch, 2, accumulates=False).convolutions
 
     def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
-        """The shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
+        """Return the shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
         return _step(self, arch, batch_size, accumulates=False).answer
 
 
 @lru_cache(maxsize=256)
 def _holds(family: ModuleFamily, arch: Architecture) -> bool:
-    """Whether a module has tensors outside of its tables, or buffers that got no memory and do not travel."""
+    """Say whether a module has tensors outside of its tables, or buffers that got no memory and do not travel."""
     with same_draws(), parameters_without_memory():
         network = family.build(arch)
     if not isinstance(network, AnyNetwork):
@@ -140,7 +142,7 @@ def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
     def axes(name: str, tensor: Tensor) -> tuple[Axis | Window | None, ...]:
         return tuple(Axis(CLASSES) if classes.get(name) == d else None for d in range(tensor.dim()))
 
-    return family._marked({name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in found.items()})
+    return marked(family, {name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in found.items()})
 
 
 @lru_cache(maxsize=64)
@@ -151,7 +153,7 @@ def _further_names(family: ModuleFamily) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _one_more(family: ModuleFamily) -> ModuleFamily | None:
-    """The family for one class more, or None where it has just these classes, which the log says."""
+    """Return the family for one class more, or None where it has just these classes, which the log says."""
     try:
         return replace(family, classes=family.classes + 1)
     except PluginError as error:
@@ -165,7 +167,7 @@ def _of_full(family: ModuleFamily) -> dict[str, int]:
 
 
 def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[str, Tensor]) -> dict[str, int]:
-    """The dimension of classes of every tensor that has one: the one that grows where there is one class more.
+    """Return the dimension of classes of every tensor that has one: the one that grows where there is one class more.
 
     None has one where the network cannot be built for one class more.
 
@@ -185,7 +187,7 @@ def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[st
 
 
 def meta_state(family: Family, arch: Architecture) -> dict[str, Tensor]:
-    """What an architecture's state dict holds, without memory."""
+    """Return what an architecture's state dict holds, without memory."""
     return family.without_memory(arch).state_dict()
 
 

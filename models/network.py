@@ -116,7 +116,7 @@ def pool_by_slices(network: nn.Module) -> None:
 
 
 def _halves(layer: nn.Module) -> bool:
-    """Whether a layer is `nn.MaxPool2d(2)`."""
+    """Say whether a layer is `nn.MaxPool2d(2)`."""
     return isinstance(layer, nn.MaxPool2d) and (
         (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode) == (2, 2, 0, 1, False)
     )

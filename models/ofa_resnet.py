@@ -51,12 +51,12 @@ class OfaResNet50(ElasticFamily):
 
     @property
     def published_strides(self) -> tuple[int, ...]:
-        """Those of the stem's first convolution, of its pooling, and of the stages."""
+        """Return those of the stem's first convolution, of its pooling, and of the stages."""
         return (2, 2, 1, 2, 2, 2)
 
     @cached_property
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """The blocks of the stages."""
+        """Return the blocks of the stages."""
         return {
             f"stage{number}": tuple(f"stage{number}_{place}" for place in range(base + self.extra_depths[-1]))
             for number, base in enumerate(self.BASE_DEPTHS, start=1)
@@ -64,7 +64,7 @@ class OfaResNet50(ElasticFamily):
 
     @property
     def stacks(self) -> Mapping[str, tuple[str, ...]]:
-        """The stages."""
+        """Return the stages."""
         return self.stages
 
     def _stem(self, width: float) -> int:
@@ -79,7 +79,7 @@ class OfaResNet50(ElasticFamily):
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """The stem's inside, its residual block (1 or 0), its result; each stage's stream and its blocks' insides."""
+        """Return the stem's inside, residual block (1 or 0) and result; each stage's stream and its blocks' insides."""
         widest, ratio = self.widths[-1], self.expand_ratios[-1]
         groups = {"stem.inner": divisible(self._stem(widest) // 2), "stem.residual": 1, "stem": self._stem(widest)}
         for number, (stage, blocks) in enumerate(self.stages.items(), start=1):
@@ -89,7 +89,7 @@ class OfaResNet50(ElasticFamily):
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """The stem's residual block, and the blocks behind the smallest depth of their stage."""
+        """Return the stem's residual block, and the blocks behind the smallest depth of their stage."""
         found = {"stem_residual": ("stem.residual",)}
         for blocks, base in zip(self.stages.values(), self.BASE_DEPTHS, strict=True):
             found |= {block: (f"{block}.inner",) for block in blocks[base + self.extra_depths[0] :]}
@@ -97,7 +97,7 @@ class OfaResNet50(ElasticFamily):
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """Of the stem, then of every stage its width and depth and its blocks' expand ratios."""
+        """Return those of the stem, then the width, depth and blocks' expand ratios of every stage."""
         found = [
             Decision("stem.inner.width", self.widths),
             Decision("stem.residual", (0, 1)),
@@ -143,7 +143,7 @@ class OfaResNet50(ElasticFamily):
         return self.chosen(values)
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The stem, the kept blocks and the head."""
+        """Return the stem, the kept blocks and the head."""
         channels, strides = self.channels(arch), iter(self.strides)
         inner, stream = channels["stem.inner"], channels["stem"]
         conv = Conv("conv", self.inputs, inner, kernel=3, stride=next(strides), padding=1, bias=False)

@@ -42,7 +42,7 @@ class Operator:
 
 
 def operators(build: Callable[[], nn.Module], input_shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Operator, ...]:
-    """The operators of a module in order of computation, from `INPUT` to an `OUTPUT` for every exit.
+    """Return the operators of a module in order of computation, from `INPUT` to an `OUTPUT` for every exit.
 
     What leads to no output is left out.
 
@@ -119,7 +119,7 @@ class _Recorder(TorchFunctionMode):
         self._alive += made
 
     def origin(self, tensors: list[Tensor]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Which operators some tensors come from, and which parameters."""
+        """Return which operators some tensors come from, and which parameters."""
         found = [self._origins.get(_storage(tensor), ((), ())) for tensor in tensors]
         reads = sorted({position for positions, _ in found for position in positions})
         return tuple(reads), tuple(dict.fromkeys(name for _, names in found for name in names))

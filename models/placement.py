@@ -1,15 +1,20 @@
-"""Placements: for every tensor of a sub-model, which coordinates of which global tensor it is.
+"""How a sub-model is cut out of the global model, and how what a device returns is added into it.
 
-Channels are selected per channel group, so that all tensors that share a group are cut alike. Three selections:
-leading (HeteroFL, Diao et al. 2021), rolling (FedRolex, Alam et al. 2022) and chosen (Federated Dropout, Caldas et
-al. 2018).
+1. `kept_channels`: a width rate says how many channels a sub-model keeps of every channel group.
+2. `leading`, `rolling` or `chosen` select which ones: HeteroFL (Diao et al. 2021), FedRolex (Alam et al. 2022) and
+   Federated Dropout (Caldas et al. 2018). All tensors that share a group are cut alike.
+3. `place` says of every tensor which coordinates of the global tensor of the same name it is: a `Placement`.
+4. `Placement.gather` copies the sub-model's tensors. `add_to` adds what a device returns to the sums of its
+   coordinates, and `add_weight` counts them: the new global model is sum / count where the count is above 0.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -41,6 +46,17 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The channel groups of a dimension that is stretches one behind another, such as a recurrent layer's gates.
+
+    Of each stretch: its group ("" where it is not cut), how often it comes, the group's full size, and the consecutive
+    entries of a channel.
+    """
+
+    stretches: tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
 class Window:
     """One spatial dimension of an elastic kernel: a smaller kernel is the centre of the whole one, in any selection."""
 
@@ -49,9 +65,18 @@ class Window:
 
     @property
     def coordinates(self) -> slice:
-        """The centre."""
+        """Return the centre."""
         start = (self.full - self.kept) // 2
         return slice(start, start + self.kept)
+
+
+AnyAxis = Axis | Joined | Window | None
+"""What is known of one dimension of a tensor."""
+
+
+def kept_channels(full: int, rate: float, rounding: Callable[[float], int] = math.ceil) -> int:
+    """Return how many of `full` channels a width rate keeps, at least 1."""
+    return max(1, rounding(round(rate * full, 9)))  # a hair's breadth of rounding error adds and loses no channel
 
 
 def leading(group: str, full: int, kept: int) -> Coordinates:
@@ -95,6 +120,43 @@ def spread(coordinates: Coordinates, repeat: int) -> Coordinates:
     return (coordinates.unsqueeze(1) * repeat + torch.arange(repeat)).flatten()
 
 
+def place(axes: Mapping[str, tuple[AnyAxis, ...]], sizes: Mapping[str, tuple[int, int]], select: Select) -> Placement:
+    """Return where a sub-model's tensors lie in the global ones.
+
+    Args:
+        axes: tensor -> the axis of each of its dimensions.
+        sizes: channel group -> its full and its kept size. Groups that are not here, of inputs and classes, are whole.
+    """
+    selected = {group: select(group, full, kept) for group, (full, kept) in sizes.items() if kept > 0}
+
+    @cache
+    def coordinates(axis: AnyAxis) -> Coordinates:
+        if isinstance(axis, Window):
+            return axis.coordinates
+        if isinstance(axis, Joined):
+            return _of_stretches(axis, selected)
+        if axis is None or axis.group not in selected:
+            return slice(None)
+        return spread(selected[axis.group], axis.repeat)
+
+    return Placement({name: tuple(map(coordinates, of)) for name, of in axes.items()}, dict(axes))
+
+
+def _of_stretches(axis: Joined, selected: Mapping[str, Coordinates]) -> Coordinates:
+    """Return the coordinates of a dimension of several stretches."""
+    if all(not group or selected.get(group) == slice(0, full) for group, _, full, _ in axis.stretches):
+        return slice(None)
+    found, offset = [], 0
+    for group, times, full, repeat in axis.stretches:
+        kept = selected.get(group, slice(0, 0)) if group else slice(0, 1)
+        index = torch.arange(kept.start, kept.stop) if isinstance(kept, slice) else kept
+        for number in range(times):
+            entries = (index.unsqueeze(1) * repeat + torch.arange(repeat)).flatten()
+            found.append(offset + number * full * repeat + entries)
+        offset += times * full * repeat
+    return torch.cat(found)
+
+
 @dataclass(frozen=True, eq=False)
 class Placement:
     """Where each tensor of a sub-model lies in the global tensor of the same name.
@@ -104,17 +166,15 @@ class Placement:
     """
 
     coordinates: dict[str, tuple[Coordinates, ...]]
-    axes: dict[str, tuple[Axis | Window | None, ...]]
+    axes: dict[str, tuple[AnyAxis, ...]]
 
     def of(self, names: Iterable[str]) -> Placement:
-        """The placement of some of the sub-model's tensors."""
+        """Return the placement of some of the sub-model's tensors."""
         names = list(names)
-        if len(names) == len(self.coordinates):
-            return self
         return Placement({name: self.coordinates[name] for name in names}, {name: self.axes[name] for name in names})
 
     def within(self, outer: Placement) -> dict[str, tuple[Coordinates, ...]]:
-        """Where this sub-model's tensors lie in those of a larger sub-model that holds all of them."""
+        """Return where this sub-model's tensors lie in those of a larger sub-model that holds all of them."""
         found = {}
         for name, coordinates in self.coordinates.items():
             pairs = zip(coordinates, outer.coordinates[name], strict=True)
@@ -136,8 +196,7 @@ class Placement:
             for dimension, index in enumerate(coordinates):
                 if isinstance(index, Tensor):
                     cut = cut.index_select(dimension, index)
-            fresh = any(isinstance(index, Tensor) for index in coordinates)
-            gathered[name] = cut.contiguous() if fresh else cut.clone(memory_format=torch.contiguous_format)
+            gathered[name] = cut.clone(memory_format=torch.contiguous_format)
         return gathered
 
     def write_into(self, weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -171,12 +230,10 @@ class Placement:
         """
         self._require(counts, "counts")
         addends = {}
-        for name in self.coordinates:
+        for name, axes in self.axes.items():
             total = counts[name]
             addends[name] = torch.tensor(weight, dtype=total.dtype)
-            groups = [axis.group if isinstance(axis, Axis) else None for axis in self.axes[name]]
-            if class_weight is not None and CLASSES in groups:
-                dimension = groups.index(CLASSES)
+            if class_weight is not None and (dimension := class_dimension(axes)) is not None:
                 given, classes = tuple(class_weight.shape), total.shape[dimension]
                 if given != (classes,):
                     raise ValueError(f"{name}: {classes} classes, but class_weight has shape {given}")
@@ -190,18 +247,11 @@ class Placement:
         indexed = {dimension: index for dimension, index in enumerate(coordinates) if isinstance(index, Tensor)}
         if not indexed:
             view.add_(value)
-        elif len(indexed) == 1:
-            [(dimension, index)] = indexed.items()
-            view.index_add_(dimension, index, value.to(view.dtype))
-        else:
-            # All dimensions up to the last indexed one are indexed, so that the result keeps the order of dimensions.
-            last = max(indexed)
-            grids = []
-            for dimension in range(last + 1):
-                entries = indexed.get(dimension, torch.arange(view.shape[dimension]))
-                grids.append(entries.reshape([-1] + [1] * (last - dimension)))
-            # Coordinates are distinct, so reading, adding and writing back loses nothing.
-            view[tuple(grids)] = view[tuple(grids)] + value
+            return
+        # All dimensions up to the last indexed one are indexed, so that the result keeps the order of dimensions.
+        entries = [indexed.get(number, torch.arange(view.shape[number])) for number in range(max(indexed) + 1)]
+        # Coordinates are distinct, so reading, adding and writing back loses nothing.
+        view[torch.meshgrid(*entries, indexing="ij")] += value
 
     def _require(self, tensors: Mapping[str, Tensor], what: str, names: Iterable[str] | None = None) -> None:
         missing = [name for name in (self.coordinates if names is None else names) if name not in tensors]
@@ -209,8 +259,14 @@ class Placement:
             raise ValueError(f"{what}: tensors {missing[:5]} are missing")
 
 
+def class_dimension(axes: tuple[AnyAxis, ...]) -> int | None:
+    """Return the dimension of a tensor that holds the classes, as a head's do; None: no dimension does."""
+    groups = [axis.group if isinstance(axis, Axis) else None for axis in axes]
+    return groups.index(CLASSES) if CLASSES in groups else None
+
+
 def whole(tensors: Mapping[str, Tensor]) -> Placement:
-    """The placement of tensors that are not cut at all, and have no channels."""
+    """Return the placement of tensors that are not cut at all, and have no channels."""
     return Placement(
         {name: (slice(None),) * value.dim() for name, value in tensors.items()},
         {name: (None,) * value.dim() for name, value in tensors.items()},

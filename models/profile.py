@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family
+from wildflower.models.base import Family
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, Shape
 from wildflower.models.layers import Block
 from wildflower.models.training_step import Step
@@ -156,7 +157,7 @@ class Frame:
 
     @property
     def loss_peak_bytes(self) -> int:
-        """The loss and its gradient on top of the logits."""
+        """Return the loss and its gradient on top of the logits."""
         return 3 * self.logits_bytes
 
     @property

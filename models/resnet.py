@@ -10,7 +10,8 @@ from typing import ClassVar
 from torch import nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ExitFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Channels, GlobalPool, Layer, Linear, Relu, Relu6
 from wildflower.models.network import Network
@@ -79,7 +80,7 @@ class ResNet(ExitFamily):
 
     @cached_property
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """The blocks of the stages."""
+        """Return the blocks of the stages."""
         return {
             f"stage{number}": tuple(f"stage{number}_{block}" for block in range(blocks))
             for number, blocks in enumerate(self.stage_blocks[: self.depth], start=1)
@@ -87,19 +88,19 @@ class ResNet(ExitFamily):
 
     @property
     def stacks(self) -> Mapping[str, tuple[str, ...]]:
-        """The stages."""
+        """Return the stages."""
         return self.stages
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """All blocks but the first of a stage, which changes the shape; with early exits all segments but the first."""
+        """Return all blocks but the first of a stage, which changes the shape; with early exits all later segments."""
         if len(self.segments) > 1:
             return super().removable
         return {block: self._inner(block) for blocks in self.stages.values() for block in blocks[1:]}
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """The stem, where it is not the first stage's stream, then each stage's stream and the groups of its blocks."""
+        """Return the stem, if it is not the first stage's stream, then each stage's stream and its blocks' groups."""
         sizes = self.stage_channels or tuple(self.first_channels * 2**n for n in range(len(self.stage_blocks)))
         groups = {"stem": sizes[0]} if self.bottleneck else {}
         for full, (stage, blocks) in zip(sizes, self.stages.items(), strict=False):
@@ -110,7 +111,7 @@ class ResNet(ExitFamily):
 
     @cached_property
     def parts(self) -> dict[int, tuple[str, ...]]:
-        """The stages; the stem is in front of the first."""
+        """Return the stages; the stem is in front of the first."""
         stem = ("stem",) if self.bottleneck else ()
         parts = {
             number: (*(stem if number == 1 else ()), f"{stage}.stream", *(g for b in blocks for g in self._inner(b)))
@@ -121,7 +122,7 @@ class ResNet(ExitFamily):
         return parts
 
     def beyond(self, depths: Mapping[str, int]) -> list[str]:
-        """The blocks that are left out where only the first `depths[stage]` blocks of a stage are kept."""
+        """Return the blocks that are left out where only the first `depths[stage]` blocks of a stage are kept."""
         left_out: list[str] = []
         for stage, depth in depths.items():
             if stage not in self.stages:
@@ -133,11 +134,11 @@ class ResNet(ExitFamily):
         return left_out
 
     def _inner(self, block: str) -> tuple[str, ...]:
-        """The groups inside a block: one in a basic block, two in a bottleneck."""
+        """Return the groups inside a block: one in a basic block, two in a bottleneck."""
         return (f"{block}.inner1", f"{block}.inner2") if self.bottleneck else (f"{block}.inner1",)
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The stem, the kept blocks of each stage and its head where it has one."""
+        """Return the stem, the kept blocks of each stage and its head where it has one."""
         channels, activation = self.channels(arch), ACTIVATIONS[self.activation]
         stream = channels["stem" if self.bottleneck else "stage1.stream"]
         conv = Conv("conv", self.inputs, stream, kernel=3, padding=1, bias=False)
@@ -174,7 +175,7 @@ class ResNet(ExitFamily):
     def _residual(
         self, name: str, inputs: Channels, channels: dict[str, Channels], outputs: Channels, stride: int
     ) -> list[Block]:
-        """One residual block; where a pre-activated one projects its input, the norm in front is a block of its own."""
+        """Return one residual block; if a pre-activated one projects its input, the norm in front is its own block."""
         activation = ACTIVATIONS[self.activation]
         first = channels[f"{name}.inner1"]
         if self.bottleneck:

@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family, described
+from wildflower.models.base import Family
+from wildflower.models.block_family import BlockFamily, described
 from wildflower.plugins.nearest import nearest_part
 
 
@@ -184,7 +185,7 @@ class Space:
 
     @cached_property
     def options(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Of every decision its options, ascending: kept channels of the choice's groups, or a kernel's side."""
+        """Return the options of every decision, ascending: kept channels of the choice's groups, or a kernel's side."""
         full = self.family.groups
         widths = (
             tuple(dict.fromkeys(tuple(kept(share, full[group]) for group in choice.groups) for share in choice.shares))
@@ -194,13 +195,13 @@ class Space:
 
     @cached_property
     def floor_decisions(self) -> dict[Floor, tuple[int, ...]]:
-        """Of every floor the numbers of its layers' decisions."""
+        """Return the numbers of the decisions about the layers of every floor."""
         numbers = {choice.name: number for number, choice in enumerate(self.choices)}
         return {floor: tuple(numbers[layer] for layer in floor.layers) for floor in self.floors}
 
     @property
     def size(self) -> int:
-        """The number of architectures."""
+        """Return the number of architectures."""
         bound = {decision for decisions in self.floor_decisions.values() for decision in decisions}
         size = math.prod(len(options) for decision, options in enumerate(self.options) if decision not in bound)
         for floor, decisions in self.floor_decisions.items():
@@ -239,11 +240,11 @@ class Space:
         )
 
     def keeps_enough(self, picks: Sequence[int]) -> bool:
-        """Whether as many layers stay as the floors say."""
+        """Say whether as many layers stay as the floors say."""
         return all(self._staying(picks, found) >= floor.minimum for floor, found in self.floor_decisions.items())
 
     def allows(self, architecture: Architecture) -> bool:
-        """Whether an architecture is one of the family, and as many of its layers stay as the floors say.
+        """Say whether an architecture is one of the family, and as many of its layers stay as the floors say.
 
         What two of the space have in common may not be allowed: if each keeps another one of two blocks, none is left.
         """
@@ -281,7 +282,7 @@ class Space:
         return self.architecture([len(options) - 1 for options in self.options])
 
     def canonical(self, picks: Sequence[int]) -> tuple[int, ...]:
-        """The picks themselves: different ones are different architectures."""
+        """Return the picks themselves: different ones are different architectures."""
         return tuple(picks)
 
     def sample(self, rng: np.random.Generator) -> Architecture:
@@ -346,7 +347,7 @@ def _check_distinct(choice: Choice, family: BlockFamily) -> None:
 
 
 def _floors(family: BlockFamily, min_blocks: int) -> tuple[Floor, ...]:
-    """What `min_blocks` means for each stack of a family, beside the blocks that always stay."""
+    """Return what `min_blocks` means for each stack of a family, beside the blocks that always stay."""
     if min_blocks < 1:
         raise ValueError(f"space: at least 1 block of a stack stays, not {min_blocks}")
     if min_blocks > 1 and not (family.removable and family.stacks):

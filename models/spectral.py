@@ -29,7 +29,7 @@ def _old(module: nn.Module) -> Iterator[tuple[nn.Module, SpectralNorm]]:
 
 
 def _vectors(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Where the vectors lie: a part and the name of its buffer."""
+    """Yield where the vectors lie: a part and the name of its buffer."""
     yield from ((norm, name) for _, norm in _new(module) for name in ("_u", "_v"))
     yield from ((layer, f"{hook.name}{end}") for layer, hook in _old(module) for end in ("_u", "_v"))
 
@@ -80,7 +80,7 @@ def find_vectors(module: nn.Module) -> None:
 
 
 def _start(vector: Tensor) -> Tensor:
-    """A direction of as many entries, always the same."""
+    """Return a direction of as many entries, always the same."""
     generator = torch.Generator().manual_seed(0)
     return F.normalize(torch.randn(vector.shape, generator=generator, dtype=vector.dtype), dim=0)
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.network import Network
 from wildflower.models.placement import Coordinates
 from wildflower.models.space import Space
+from wildflower.models.weights import with_weights
 from wildflower.plugins.nearest import nearest_part
 
 

@@ -81,7 +81,7 @@ class Step:
     accumulates: bool = False
 
     def cost(self, batch_size: int, optimizer: str) -> Cost:
-        """The cost of the step, with the optimizer's state and step counted as `wildflower.models.cost` does."""
+        """Return the cost of the step, with the optimizer's state and step counted as `wildflower.models.cost` does."""
         if OPTIMIZERS[optimizer].accumulates != self.accumulates:
             raise ValueError(
                 f"a step that was followed with accumulates = {self.accumulates} is not one of {optimizer!r}"
@@ -179,17 +179,17 @@ def follow(
 
 
 def outputs_of(model: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
-    """What a model returns, by exit where it has exits."""
+    """Return what a model returns, by exit where it has exits."""
     return model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
 
 
 def learn(results: Sequence[Tensor], labels: Tensor) -> None:
-    """The backward pass of cross-entropy over all exits."""
+    """Return the backward pass of cross-entropy over all exits."""
     torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
 
 
 def built(build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` makes, with fake parameters; called while tensors are fake.
+    """Return what `build` makes, with fake parameters; called while tensors are fake.
 
     Where it reads values of its constants, as in `[x.item() for x in torch.linspace(0, 0.1, layers)]`, these have some.
     """
@@ -355,13 +355,13 @@ def _blocked_weight(weight: Tensor) -> int:
 
 
 def _forward_copies(inputs: Tensor, weight: Tensor, result: Tensor) -> int:
-    """What a convolution holds while it runs forward, its result included."""
+    """Return what a convolution holds while it runs forward, its result included."""
     read = 0 if inputs.shape[1] < CHANNEL_BLOCK else _blocked(inputs)
     return max(read + _blocked_weight(weight) + _blocked(result), _blocked(result) + result.nbytes)
 
 
 def _backward_copies(gradient: Tensor, inputs: Tensor, weight: Tensor, *, strided: bool, first: bool) -> int:
-    """What a convolution holds while it runs backward, the gradients that it returns included."""
+    """Return what a convolution holds while it runs backward, the gradients that it returns included."""
     passed = 0 if first else inputs.nbytes
     image = 0 if inputs.shape[1] <= 3 else _blocked(inputs)
     copies = _blocked(gradient) + _blocked_weight(weight)

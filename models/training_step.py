@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
-import torch
-
-from wildflower.models.architecture import Architecture
 from wildflower.models.cost import (
     CONVOLUTION_KERNEL_BYTES,
     FLOAT_BYTES,
@@ -20,68 +16,6 @@ from wildflower.models.cost import (
     Shape,
 )
 from wildflower.models.layers import Block, Layer
-
-
-class Described(Protocol):
-    """A family whose networks are described layers."""
-
-    @property
-    def input_shape(self) -> Shape:
-        """The shape of one input."""
-
-    @property
-    def input_dtype(self) -> torch.dtype:
-        """The type of its entries."""
-
-    @property
-    def classes(self) -> int:
-        """The number of outputs."""
-
-    def validate(self, arch: Architecture) -> None:
-        """Raise ValueError for an architecture out of bounds."""
-
-    def blocks(self, arch: Architecture) -> list[Block]:
-        """Return the layers of an architecture."""
-
-
-def price_of_blocks(family: Described, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-    """The cost of an architecture of described layers."""
-    kept = OPTIMIZERS[optimizer]
-    step = _follow(family, arch, batch_size, piling=not kept.accumulates)
-    parameter_bytes = FLOAT_BYTES * step.parameters
-    kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(step.convolutions)
-    fixed_bytes = parameter_bytes * kept.copies + FLOAT_BYTES * step.buffers + kernel_bytes
-    update_bytes = parameter_bytes * step.piling + FLOAT_BYTES * kept.temporary * step.largest_parameter
-    network_bytes = FLOAT_BYTES * (step.parameters + step.buffers)
-    return Cost(
-        parameters=step.parameters,
-        download_bytes=network_bytes,
-        upload_bytes=network_bytes,
-        peak_training_memory_bytes=fixed_bytes + max(step.peak_bytes, step.batch_bytes + update_bytes),
-        training_flops=step.flops,
-    )
-
-
-def _follow(family: Described, arch: Architecture, batch_size: int, *, piling: bool = True) -> Step:
-    """A whole training step of an architecture."""
-    family.validate(arch)
-    step = Step(batch_size, piling=piling)
-    step.run(family.blocks(arch), family.input_shape, family.classes, family.input_dtype.itemsize)
-    return step
-
-
-def distinct_convolutions(family: Described, arch: Architecture) -> set[Convolution]:
-    """Return the convolutions of an architecture for which code has to be compiled."""
-    return _follow(family, arch, 1).convolutions
-
-
-def inference_macs(family: Described, arch: Architecture) -> int:
-    """Return the multiplications, each with an addition, of one example's forward pass.
-
-    This is what papers on architecture search call "FLOPs". Counted are those of convolutions, linear layers and
-    attention.
-    """
-    return _follow(family, arch, 1).macs
 
 
 @dataclass
@@ -141,6 +75,22 @@ class Step:
                 self._release(self._backward_block(trail, _Tensor(logits_bytes)))
             else:
                 gradient = self._backward_block(trail, gradient)
+
+    def cost(self, optimizer: str) -> Cost:
+        """Return what the network of the step costs with an optimizer that takes gradients as this step does."""
+        kept = OPTIMIZERS[optimizer]
+        parameter_bytes = FLOAT_BYTES * self.parameters
+        kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(self.convolutions)
+        fixed_bytes = parameter_bytes * kept.copies + FLOAT_BYTES * self.buffers + kernel_bytes
+        update_bytes = parameter_bytes * self.piling + FLOAT_BYTES * kept.temporary * self.largest_parameter
+        network_bytes = FLOAT_BYTES * (self.parameters + self.buffers)
+        return Cost(
+            parameters=self.parameters,
+            download_bytes=network_bytes,
+            upload_bytes=network_bytes,
+            peak_training_memory_bytes=fixed_bytes + max(self.peak_bytes, self.batch_bytes + update_bytes),
+            training_flops=self.flops,
+        )
 
     def _forward_block(self, block: Block, x: _Tensor, shape: Shape) -> tuple[_Tensor, Shape, _BlockTrail]:
         y, y_shape, main = self._forward(block.layers, x, shape)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, is_count
-from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, elementwise_footprint, mean_footprint, table_footprint
-from wildflower.models.layers import Block, Channels, Layer, Linear, Scaler, Stateless, TensorSpec, spec
+from wildflower.models.base import is_count
+from wildflower.models.block_family import BlockFamily
+from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, mean_footprint, table_footprint
+from wildflower.models.layers import Block, Channels, Elementwise, Layer, Linear, Scaler, Stateless, TensorSpec, spec
 from wildflower.models.placement import Axis
 
 EMBEDDING_STD = 0.02
@@ -156,16 +157,10 @@ class LayerNorm(Layer):
 
 
 @dataclass(frozen=True)
-class Gelu(Stateless):
+class Gelu(Elementwise):
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016)."""
 
-    def build(self) -> nn.Module:
-        """Return an `nn.GELU`."""
-        return nn.GELU()
-
-    @override
-    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        return elementwise_footprint(shape, batch_size)
+    module = nn.GELU
 
 
 class SelfAttention(nn.Module):
@@ -342,17 +337,17 @@ class Transformer(BlockFamily):
 
     @property
     def block_names(self) -> tuple[str, ...]:
-        """The blocks in order: block0, block1, ..."""
+        """Return the blocks in order: block0, block1, ..."""
         return tuple(f"block{number}" for number in range(self.depth))
 
     @property
     def stacks(self) -> Mapping[str, tuple[str, ...]]:
-        """All blocks are one stack."""
+        """Return all blocks are one stack."""
         return {"encoder": self.block_names}
 
     @cached_property
     def groups(self) -> Mapping[str, int]:
-        """The stream, then heads and MLP of each block."""
+        """Return the stream, then heads and MLP of each block."""
         groups = {"stream": self.hidden}
         for block in self.block_names:
             groups |= {f"{block}.heads": self.heads, f"{block}.mlp": self.mlp}
@@ -360,7 +355,7 @@ class Transformer(BlockFamily):
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """All blocks but the first."""
+        """Return all blocks but the first."""
         return {block: (f"{block}.heads", f"{block}.mlp") for block in self.block_names[1:]}
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:
@@ -368,7 +363,7 @@ class Transformer(BlockFamily):
         return [self.first_layers(depth) for depth in reversed(self.depths)] or super().candidates(widths)
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
-        """See `Family.up_to`; with `depths`, the first of them that has this share of the blocks."""
+        """Return the cut of a width rate; with `depths`, the first of them that has this share of the blocks."""
         found = super().up_to(exit, rate, rounding)
         wanted = rounding(round(rate * self.depth, 9))
         return self.first_layers(next(depth for depth in self.depths if depth >= wanted)) if self.depths else found
@@ -380,7 +375,7 @@ class Transformer(BlockFamily):
         return self.architecture(without=self.block_names[count:])
 
     def encoder(self, arch: Architecture, *, norm_first: bool) -> list[Block]:
-        """The kept blocks, two residual ones for each: attention, then MLP.
+        """Return the kept blocks, two residual ones for each: attention, then MLP.
 
         `norm_first`: layer norm in front of attention and MLP, as in ViT, or behind each addition, as in BERT.
         """

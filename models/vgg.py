@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import ExitFamily, is_count
+from wildflower.models.base import is_count
+from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Dropout, Flatten, Layer, Linear, Pool, Relu
 
@@ -40,11 +41,11 @@ class Vgg(ExitFamily):
 
     @cached_property
     def parts(self) -> dict[int, tuple[str, ...]]:
-        """The blocks."""
+        """Return the blocks."""
         return {block: (f"block{block}.conv1", f"block{block}.conv2") for block in range(len(self.block_channels))}
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The convolutional blocks, each with its head where it has one."""
+        """Return the convolutional blocks, each with its head where it has one."""
         channels = self.channels(arch)
         blocks: list[Block] = []
         inputs, shape = self.inputs, self.input_shape

@@ -34,7 +34,7 @@ class VitTiny(Transformer):
         super().__post_init__()
 
     def blocks(self, arch: Architecture) -> list[Block]:
-        """The patch embedding, the kept blocks and the head."""
+        """Return the patch embedding, the kept blocks and the head."""
         stream = self.channels(arch)["stream"]
         positions, pixels = Patches(self.patch).output_shape(self.input_shape)
         patches = Linear("patches", Channels("pixels", pixels, pixels), stream)

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from wildflower.client_app.simulation import ForkServerError
 from wildflower.devices.fleet import Fleet
+from wildflower.models.frozen import check_left
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.rounds.connected_devices import ConnectedDevices
@@ -323,7 +324,7 @@ def build(
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
         try:
-            method.family.check_left(method.smallest_architecture)
+            check_left(method.family, method.smallest_architecture)
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         dry_run_tensor_sets(method)

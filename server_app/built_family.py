@@ -11,6 +11,7 @@ from flwr.common import log
 
 from wildflower.models.cost import cost
 from wildflower.models.family import Family, family_class, make_family
+from wildflower.models.frozen import check_freeze
 from wildflower.models.initial import folder_of_sizes
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.plugins.nearest import did_you_mean
@@ -20,6 +21,8 @@ from wildflower.server_app.inline_tables import parse_arguments
 from wildflower.server_app.trial import Batches, try_networks
 from wildflower.server_app.vocabulary import check_answers, check_last_token, check_vocabulary
 from wildflower.tasks.task import Task
+
+OF_THE_SERVER = ("function", "graph")  # of a user's module, which a configuration names elsewhere
 
 
 def family_of(
@@ -40,9 +43,10 @@ def family_of(
             "from task and strategy: leave them out"
         )
     try:
-        known = [field.name for field in fields(family_class(name))]
+        known = [field.name for field in fields(family_class(name, arguments))]
         if unknown := next((key for key in arguments if key not in known), None):
-            free = [key for key in known if key not in ("freeze", *fixed)]
+            free = [key for key in known if key not in ("freeze", *OF_THE_SERVER, *fixed)]
+            free += ["levels"] if is_reference(name) and "levels" not in free else []
             hint = did_you_mean(unknown, free)
             raise ConfigError(
                 f"family-arguments = {config.family_arguments!r}: family {name!r} has no argument {unknown!r}; "
@@ -70,7 +74,7 @@ def family_of(
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
         check_vocabulary(task, family)
         try:
-            family.check_freeze()
+            check_freeze(family)
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         check_last_token(task, family)

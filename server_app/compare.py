@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from wildflower.server_app.advice import advice_on
 from wildflower.server_app.compare_charts import LEGEND, evaluations, line_charts, score_chart
 from wildflower.server_app.compared_runs import Group, differing_keys, grouped, load_run, replicates, scale_of_all
+from wildflower.server_app.comparison_figures import figure, paper_columns
 from wildflower.server_app.config import defaults
 from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Points, Shown, page, table_html, words_table
 from wildflower.server_app.run_folder import JournalError, is_run
@@ -17,6 +19,9 @@ from wildflower.server_app.run_records import Summary
 from wildflower.server_app.tables import TextTable
 from wildflower.server_app.units import Format, bytes_text, counted, one_digit, plain, seconds_text
 from wildflower.tasks.metrics import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +34,8 @@ class Comparison:
         tables: of texts; each has `csv()`, `latex()` and `markdown()`.
         html: a whole page with all this, and plots.
         csv: every evaluation of every run that is compared, one per line.
+        groups: the runs, those of one method together, and of several seeds.
+        scale: what their scores mean.
     """
 
     target: float | None
@@ -36,6 +43,8 @@ class Comparison:
     tables: list[TextTable]
     html: str
     csv: str
+    groups: list[Group]
+    scale: Scale
 
     def __repr__(self) -> str:
         return "\n".join(self.advice) or "<Comparison of one method>"
@@ -43,6 +52,27 @@ class Comparison:
     def __str__(self) -> str:
         """What `print` shows: the advice and the tables."""
         return "\n\n".join(["\n".join(self.advice), *map(str, self.tables)]).strip()
+
+    def to_markdown(self) -> str:
+        """Return what a paper reports of each method as one table in Markdown, shares in percent."""
+        return self._for_paper().markdown()
+
+    def to_latex(self) -> str:
+        """Return what a paper reports of each method as one table in LaTeX (booktabs), shares in percent."""
+        return self._for_paper().latex()
+
+    def _for_paper(self) -> TextTable:
+        scores, _, costs, *_ = self.tables
+        headers, rows = paper_columns([(scores.headers, scores.rows), (costs.headers, costs.rows)])
+        return TextTable("Comparison", headers, rows, text_columns=2)
+
+    def plot(self, over: str | Sequence[str] | None = None) -> "Figure":
+        """Return a figure of Matplotlib: the mean over seeds, and one standard deviation around it as a band.
+
+        Args:
+            over: "rounds", "bytes", "hours" (simulated) or "memory", or several of these; None draws all.
+        """
+        return figure(self.groups, self.scale, over)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the advice and the tables."""
@@ -94,7 +124,8 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     tables = [TextTable(t.title, t.headers, t.rows, t.text_columns, not_counted) for t in found] + out
     advice = advice_on(groups, scale)
     title = f"{len(runs)} runs side by side"
-    return Comparison(target, advice, tables, _page(title, groups, tables, advice, scale), evaluations(groups))
+    html = _page(title, groups, tables, advice, scale)
+    return Comparison(target, advice, tables, html, evaluations(groups), groups, scale)
 
 
 def _page(title: str, groups: Sequence[Group], tables: Sequence[TextTable], advice: Sequence[str], scale: Scale) -> str:
@@ -104,7 +135,7 @@ def _page(title: str, groups: Sequence[Group], tables: Sequence[TextTable], advi
     if not baseline and len(groups) > 1:
         told.append(
             "There is no baseline among the runs: add one model that all devices can train, as the least that a method "
-            'should be better than (strategy = "fedavg", fedavg.use = "all-small").'
+            'should be better than (strategy = "one-model").'
         )
     blocks: list[Block] = [Points("Which method to take", told)] if told else []
     first, *others = tables

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from flwr.common import log
 
-from wildflower.client_app.context import DeviceContext, Done, Refusal, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.limits import Refusal
+from wildflower.client_app.order import Done, do_order
 from wildflower.devices.budget import Budget
 from wildflower.devices.validation import shown
 from wildflower.messages.error import MessageError

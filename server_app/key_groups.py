@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from wildflower.devices.node import MIN_MEMBERS
+from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.models.initial import checked_names
 from wildflower.server_app.inline_tables import parse_arguments
-from wildflower.strategies.params import Count, CountOrZero, Numbers, Params, Rate, to_scalar
+from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, to_scalar
 from wildflower.strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 
 
@@ -99,19 +99,11 @@ class BudgetLimits(Params):
 class Adam(Params):
     """What adam and adamw have, and sgd has not."""
 
-    betas: Numbers = Field((0.9, 0.999), description="Betas of adam and adamw")
+    betas: Betas = Field((0.9, 0.999), description="Betas of adam and adamw")
     fused: bool = Field(
         False,
         description="Adam and adamw step in one kernel, which is faster and gives other bits (benchmarks/overhead)",
     )
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(
-                f"adam.betas = {to_scalar(self.betas)!r}: must be two numbers from 0 to below 1, such as [0.9, 0.999]"
-            )
-        return self
 
 
 class AggregationRule(Params):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from wildflower.server_app.listed_keys import PYPROJECT, to_toml
-from wildflower.server_app.units import markdown_table
+from wildflower.server_app.tables import TextTable
 
 DOCS = PYPROJECT.parent / "docs"
 # The keys that people set: what is learned by whom, how, and where it goes. `wildflower config` shows them first.
@@ -63,7 +63,7 @@ def with_block(pyproject: str, text: str) -> str:
 def key_table(defaults: Mapping[str, object], descriptions: Mapping[str, str]) -> str:
     """A Markdown table of keys: the default of each, and what it means."""
     rows = [(f"`{key}`", f"`{to_toml(value)}`", descriptions[key]) for key, value in defaults.items()]
-    return markdown_table(("key", "default", "meaning"), rows)
+    return TextTable("Keys", ("key", "default", "meaning"), rows, text_columns=3).markdown()
 
 
 def with_table(page: str, table: str) -> str:
@@ -101,7 +101,7 @@ def keys_by_group(keys: Iterable[str]) -> tuple[dict[str, list[str]], dict[str, 
 def pages() -> dict[str, str]:
     """The pages below docs/ that have tables of keys -> the tables.
 
-    They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
+    They are docs/keys.md, with the keys of the run itself, the page of every method, with those of the parts
     that it shares with other methods, and the pages of these parts.
     """
     from wildflower.server_app.config import all_settings, defaults
@@ -118,7 +118,7 @@ def pages() -> dict[str, str]:
     def of_keys(keys: Sequence[str]) -> str:
         return key_table({key: usual[key] for key in keys}, descriptions)
 
-    found = {"configuration.md": "\n".join(f"## {title}\n\n{of_keys(keys)}" for title, keys in run.items())}
+    found = {"keys.md": "\n".join(f"## {title}\n\n{of_keys(keys)}" for title, keys in run.items())}
     for name, kind in METHODS.items():
         found[f"methods/{name}.md"] = table(name, *kind.shared_params)
         found |= {f"methods/{shared}.md": table(shared) for shared in kind.shared_params}

@@ -21,9 +21,9 @@ from flwr.common import log
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from wildflower.devices.private import private_folder, private_open, sync
+from wildflower.plugins.invalid import in_words
 from wildflower.server_app.run_folder import JournalError, read_rounds
 from wildflower.server_app.run_records import RoundRecord
-from wildflower.tasks.arguments import in_words
 
 if TYPE_CHECKING:
     from wildflower.strategies.privacy import Privacy, Release

@@ -24,15 +24,16 @@ from torch import Tensor, float32, float64, nn, tensor
 
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.family import make_family
 from wildflower.models.network import MeanOfExits
+from wildflower.models.weights import with_weights
 from wildflower.plugins.beside import check_kept, digests, looked_for_beside
+from wildflower.plugins.invalid import in_words
 from wildflower.plugins.reference import PluginError, is_reference, top_module
+from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
 from wildflower.server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
 from wildflower.server_app.whole_files import newest_whole, written_whole
-from wildflower.tasks.arguments import in_words
 from wildflower.tasks.inputs import readable
 from wildflower.tasks.task import Task
 
@@ -45,7 +46,7 @@ NO_TIERS = (
 _LOOKING = threading.RLock()
 
 
-class ModelError(RuntimeError):
+class ModelError(UserError, RuntimeError):
     """A model that is missing or not whole; the text says where, and what there is."""
 
 

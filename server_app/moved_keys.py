@@ -5,6 +5,7 @@ from __future__ import annotations
 from wildflower.plugins.nearest import did_you_mean, near
 
 _PLUG_INS = "leave it out, or take as strategy the plug-in that does it, in benchmarks/"
+_BETAS = "write both in one, such as fedadam.betas = [0.9, 0.99]"
 
 # Keys that are called otherwise now, or are no keys any more -> their new name, or a sentence.
 # A value with a blank is a sentence, which says what to do.
@@ -50,6 +51,28 @@ MOVED: dict[str, str] = {
     "recipfl.class-counts": f"{_PLUG_INS}recipfl/recipfl_controls.py: FirstUpload",
     "recipfl.descriptor": f"{_PLUG_INS}recipfl/recipfl_controls.py: Clients",
     "recipfl.conditioned": f"{_PLUG_INS}recipfl/recipfl_controls.py: Classifier",
+    "inclusivefl.momentum-of": "leave it out: the momentum is the mean of updates with what was injected, as printed",
+    "inclusivefl.eta": "fedadam.eta",
+    "inclusivefl.beta-1": _BETAS,
+    "inclusivefl.beta-2": _BETAS,
+    "inclusivefl.tau": "fedadam.tau",
+    "fedadam.beta-1": _BETAS,
+    "fedadam.beta-2": _BETAS,
+    "fedadam.use": f"{_PLUG_INS}inclusivefl/inclusivefl_controls.py: ExclusiveAdam, SmallestAdam",
+    "fedavgm.eta": "leave it out: the server's learning rate is 1, as in the paper",
+    "anycostfl.aggregation": "leave it out: devices weigh by examples / (1 + squared error of the compression)",
+    "ensemble.held-out": "leave it out: a tenth of the public examples says when to stop",
+    "model-search.architectures": f"{_PLUG_INS}methods_that_win/nested_search.py: NestedSearch",
+    "model-search.sandwich": f"{_PLUG_INS}methods_that_win/nested_search.py: NestedSearch",
+    "model-search.weighting": f"{_PLUG_INS}model_search/model_search_controls.py: ByExamples",
+    "rafl.search-again": "leave it out: a device keeps its personal model while it fits, as in the paper",
+    "rafl.search-after": "leave it out: a device keeps its personal model while it fits, as in the paper",
+    "rafl.knowledge-arguments": "write them behind the name in rafl.knowledge-family, such as 'lenet5, hidden = [8]'",
+    "fednas.alpha-rate": "leave it out: it is that of DARTS",
+    "fednas.alpha-decay": "leave it out: it is that of DARTS",
+    "spatl.eta": "leave it out: the server's learning rate is 1",
+    "recipfl.divergence": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
+    "recipfl.feature-weight": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
     "report-max-age-seconds": "leave it out: a real node is asked anew where its last report is ten minutes old",
 }
 # What keys are called elsewhere, too far from their names here to be found by likeness.

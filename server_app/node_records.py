@@ -6,35 +6,37 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from wildflower.devices.checked import STRICT, AtLeast0, Text, Whole, checked
 from wildflower.devices.private import private_open
 from wildflower.devices.resource_report import DeviceReport
-from wildflower.devices.validation import check_number, check_text, check_whole, json_object
 from wildflower.rounds.population import NodeState
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 
 FILE = "nodes.json"
 RELEASES = "release"  # the nodes that are to be released from quarantine, one a line
-KEYS = ("node", "device", "report", "reported_at", "memory_factor", "quarantined")
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class LastReport:
     """A node's last report; `reported_at` is seconds since 1970, `memory_factor` the share of its budget it gets.
 
     quarantined: why it is asked nothing any more; None where it is.
     """
 
-    node: int
-    device: int
+    node: Annotated[int, Field(ge=0, lt=2**64)]  # Flower's numbers have 64 bits, the highest included
+    device: Whole
     report: DeviceReport
-    reported_at: float
-    memory_factor: float
-    quarantined: str | None
+    reported_at: AtLeast0
+    memory_factor: Annotated[float, Field(ge=0, le=1)]
+    quarantined: Text | None
 
 
 def write_nodes(run_dir: Path, nodes: Sequence[NodeState], quarantined: Mapping[int, str] | None = None) -> None:
@@ -80,15 +82,8 @@ def read_nodes(run_dir: Path) -> list[LastReport]:
 
 
 def _read(value: object) -> LastReport:
-    line = json_object(value, "a node", KEYS)
-    return LastReport(
-        _node(line["node"]),
-        check_whole(line["device"], "device"),
-        DeviceReport.from_json(line["report"]),
-        check_number(line["reported_at"], "reported_at"),
-        check_number(line["memory_factor"], "memory_factor", maximum=1.0),
-        None if line["quarantined"] is None else check_text(line["quarantined"], "quarantined"),
-    )
+    line = {**value, "report": DeviceReport.from_json(value.get("report"))} if isinstance(value, dict) else value
+    return checked(LastReport, line, "a node")
 
 
 def ask_release(run_dir: Path, node: int) -> None:
@@ -111,10 +106,3 @@ def take_releases(run_dir: Path) -> list[int]:
     lines = taken.read_text().split()
     taken.unlink()
     return [int(line) for line in lines if line.isascii() and line.isdecimal()]
-
-
-def _node(value: object) -> int:
-    """Flower's numbers of nodes have 64 bits, the highest included."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-        raise ValueError(f"node = {value!r}: must be a whole number below 2^64")
-    return value

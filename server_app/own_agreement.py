@@ -10,6 +10,7 @@ import torch
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from wildflower.plugins.invalid import in_words
 from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
 from wildflower.rounds.population import wait_for_nodes
@@ -17,7 +18,6 @@ from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 from wildflower.tasks.agreement import Declared, agree, declared_by, label_warnings, normalization
-from wildflower.tasks.arguments import in_words
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.device_data import Agreed, Summary, moments_of
 from wildflower.tasks.inspection import server_test

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from wildflower.devices.private import private_folder, private_open
 from wildflower.devices.validation import shown
+from wildflower.plugins.invalid import in_words
+from wildflower.plugins.user_error import UserError
 from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary
-from wildflower.tasks.arguments import in_words
 
 LOCK, LOCK_SECONDS = "lock", 0.2
 COMMAND_LOCK = "command.lock"  # of the command that runs it, which begins before its server and follows it to the end
@@ -27,7 +28,7 @@ DATA = "data"  # what identifies the data, `Task.identity`; not of devices that 
 BUDGETS = "budgets"  # tier -> the most bytes of memory and of payload that its simulated devices have
 
 
-class JournalError(RuntimeError):
+class JournalError(UserError, RuntimeError):
     """A run folder that cannot be written to, or that does not hold what a run leaves behind."""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from wildflower.models.base import with_weights
 from wildflower.models.network import lighten
+from wildflower.models.weights import with_weights
 from wildflower.rounds.evaluation import Scorer, Scores
 from wildflower.server_app.label_spread import class_names
 from wildflower.strategies.method import Model

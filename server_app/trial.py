@@ -18,10 +18,13 @@ from torch import Tensor
 
 from wildflower.models.any_network import AnyNetwork, changed_input
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
 from wildflower.models.held import held_tensors, sharing, unsteady
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
+from wildflower.models.traced.family import Traced
+from wildflower.models.traced.program import Program
+from wildflower.models.weights import with_weights
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.units import counted
@@ -79,7 +82,7 @@ def try_networks(family: Family, task: Task, batches: Batches) -> list[str]:
 
     Networks of described layers are tried where somebody trains on a single example, all others always.
     """
-    of_ones_own = is_reference(family.spec()["name"])
+    of_ones_own = _is_own(family)
     alone = bool(batches.alone or batches.single)
     if not of_ones_own and not alone:
         return []
@@ -106,6 +109,11 @@ def try_networks(family: Family, task: Task, batches: Batches) -> list[str]:
     return warnings
 
 
+def _is_own(family: Family) -> bool:
+    """Whether networks are a user's own."""
+    return isinstance(family, Traced) or is_reference(family.spec()["name"])
+
+
 def _sizes(rests: Sequence[int]) -> list[int]:
     """Return the sizes of batches to try: two, one and smaller last ones."""
     # The second smallest too, which may be odd where the first is even.
@@ -119,7 +127,7 @@ def _single(trial: _Trial, batches: Batches) -> list[str]:
         return []
     fails = f"{trial.where} does not train on a single example ({why})"
     advice = "take a norm without batch statistics, such as nn.GroupNorm or nn.LayerNorm"
-    if not is_reference(trial.family.spec()["name"]):
+    if not _is_own(trial.family):
         advice = "take a family without batch norm"
     if batches.alone:
         raise ValueError(f"{batches.alone} = 1: {fails}: set it to at least 2, or {advice}")
@@ -412,7 +420,7 @@ class _Trial:
             network: after some steps.
             before: the buffers that have moved, as they were.
         """
-        if not isinstance(network, AnyNetwork):
+        if not isinstance(network, AnyNetwork | Program):
             return
         travels = network.state_dict().keys()
         for name, after in network.named_buffers():

@@ -1,7 +1,7 @@
 """Numbers as people read them: shares, bytes, durations, scores."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from wildflower.tasks.metrics import Scale
 
@@ -20,7 +20,7 @@ def score_format(scale: Scale) -> Format:
 
 def tenths(value: float) -> str:
     """Return 0.8312 as 83.1 %."""
-    return f"{round(100 * value, 1):g} %"
+    return f"{round(100 * value, 1):,.10g} %"
 
 
 def one_digit(scale: Scale) -> Format:
@@ -78,9 +78,3 @@ def time_unit(seconds: float) -> tuple[float, str]:
         if seconds >= 2 * length:
             return length, name
     return 1.0, "seconds"
-
-
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [headers, ("---",) * len(headers), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)

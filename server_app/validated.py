@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
+from wildflower.plugins.invalid import must
 from wildflower.strategies.params import Params, kebab, to_scalar
-from wildflower.tasks.arguments import must
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -15,6 +15,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.bert import Bert
 from wildflower.models.module import ModuleFamily
+from wildflower.models.traced.family import Traced
 from wildflower.plugins.reference import one_sentence
 from wildflower.tasks.task import Task
 from wildflower.tasks.tokens import VOCABULARY, TextArguments, load_tokenizer
@@ -51,7 +52,7 @@ def check_vocabulary(task: Task, family: Family) -> None:
 
 def check_answers(task: Task, family: Family, batch_size: int) -> None:
     """Raise ValueError where networks answer once per input and the task labels every token, or the other way round."""
-    if not isinstance(family, ModuleFamily):
+    if not isinstance(family, ModuleFamily | Traced):
         return
     answer = family.answer(family.full(), batch_size)
     if task.label_kind != "classes of tokens":
@@ -142,6 +143,8 @@ def _token_embeddings(family: Family, tokens: int) -> set[str]:
     A family that does not say its `vocabulary` may have spare rows.
     """
     rows = getattr(family, "vocabulary", None)
+    if isinstance(family, Traced):
+        return {name for name, count in family.embeddings.items() if count >= tokens}
     return {
         f"{name}.weight"
         for name, module in family.without_memory(family.full()).named_modules()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -92,11 +92,6 @@ class AnycostFLParams(Params):
 
     beta: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="Share of the bytes of its update that a device returns; 1: it returns its weights in full"
-    )
-    aggregation: Literal["all-in-one", "examples"] = Field(
-        "all-in-one",
-        description="How devices weigh where beta is below 1: by examples / (1 + relative squared error of the "
-        "compression), or by examples alone",
     )
 
 
@@ -211,9 +206,8 @@ class AnycostFL(StaticNormMethod[AnycostFLParams]):
         self._shares.append(found.share)
 
     def coefficient(self, examples: int, error: float) -> int:
-        """The weight of a device's compressed update, in parts of an example; never 0, which no sum takes."""
-        divided = 1 + error if self.params.aggregation == "all-in-one" else 1.0
-        return max(1, round(PARTS * examples / divided))
+        """Return the weight of a device's compressed update, in parts of an example; never 0, which no sum takes."""
+        return max(1, round(PARTS * examples / (1 + error)))
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """As in HeteroFL; then other channels may be the strongest."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wildflower.models.base import BlockFamily, Family
+from wildflower.models.base import Family
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.placement import Axis, Coordinates, Select
 
 MAX_GROUPS = 5  # An error names no more of them.

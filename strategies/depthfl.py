@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.messages.sums import UNIT
-from wildflower.messages.tensor_sets import STATISTICS
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import trained_parameters
 from wildflower.models.cost import Cost
 from wildflower.models.network import MeanOfExits, Network
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.method import (
     Answer,
     ClientContext,
@@ -33,7 +33,6 @@ from wildflower.strategies.method import (
     Model,
     Order,
     Setup,
-    State,
     Trained,
     Training,
     Traits,
@@ -41,7 +40,7 @@ from wildflower.strategies.method import (
 from wildflower.strategies.params import CountOrZero, Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Loss, Regularizer, divergence
-from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
+from wildflower.strategies.submodel import SubModelMethod, by_exit, learned, require_exits, zeros
 
 COPIES = 3  # of all parameters: what was received, the correction, and a gradient before there is one
 
@@ -130,11 +129,7 @@ class DepthFL(SubModelMethod[DepthFLParams]):
     def __init__(self, setup: Setup, params: DepthFLParams) -> None:
         require_exits("depthfl", setup.family)
         super().__init__(setup, params, by_exit(setup.family))
-        self.h = {
-            name: torch.zeros_like(value)
-            for name, value in self.weights.items()
-            if params.alpha and not name.endswith(STATISTICS)
-        }
+        self.h = zeros(learned(self.weights)) if params.alpha else {}
 
     @override
     @classmethod
@@ -168,8 +163,8 @@ class DepthFL(SubModelMethod[DepthFLParams]):
         for name, h in self.h.items():
             mean, has_owner = self.weights[name], owners[name] > 0
             share = owners[name].float() / (UNIT * self.settings.devices)
-            h -= self.params.alpha * share * (mean - before[name])
-            self.weights[name] = torch.where(has_owner, mean - h / self.params.alpha, mean)
+            self.h[name] = h - self.params.alpha * share * (mean - before[name])
+            self.weights[name] = torch.where(has_owner, mean - self.h[name] / self.params.alpha, mean)
         return metrics
 
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
@@ -177,19 +172,9 @@ class DepthFL(SubModelMethod[DepthFLParams]):
         exits: Literal["mean", "deepest"] = "mean" if self.params.scored == "ensemble" else "deepest"
         return {a: replace(model, exits=exits) for a, model in super().models(architectures).items()}
 
-    def state(self) -> State:
-        """The global weights, and h."""
-        state = super().state()
-        state.tensors |= {f"h/{name}": value for name, value in self.h.items()}
-        return state
-
-    def load(self, state: State) -> None:
-        """Restore the global weights and h; ValueError where the checkpoint is of a run without alpha."""
-        super().load(state)
-        missing = [name for name in self.h if f"h/{name}" not in state.tensors]
-        if missing:
-            raise ValueError(f"the checkpoint holds no h of {missing[0]}: its run had depthfl.alpha = 0")
-        self.h = {name: state.tensors[f"h/{name}"].clone() for name in self.h}
+    @override
+    def beside_weights(self) -> Mapping[str, Weights]:
+        return {"h": self.h}
 
 
 def ramp(round_number: int, ramp_rounds: int) -> float:

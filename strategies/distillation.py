@@ -18,8 +18,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wildflower.messages.tensor_sets import Weights
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
 from wildflower.models.placement import Placement
+from wildflower.models.weights import with_weights
 from wildflower.strategies.params import CountOrZero, Params, PositiveRate
 from wildflower.strategies.submodel import Cut, SubModelMethod
 

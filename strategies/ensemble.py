@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from wildflower.messages.sums import SCALE, WeightedSum
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
+from wildflower.models.weights import with_weights
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import divergence
 from wildflower.tasks.inputs import in_layout, laid_out_for
@@ -28,6 +29,7 @@ from wildflower.tasks.public import PublicData
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 TOGETHER = 256  # public examples that a network reads at once where it does not learn
+HELD_OUT = 0.1  # share of the public examples that say when to stop
 CHECK_STEPS = 100  # steps between looks at the examples that are held out
 
 
@@ -43,9 +45,6 @@ class Ensemble(Params):
     )
     patience: Count = Field(
         1000, description="Steps without a better loss on the held-out public examples after which distillation stops"
-    )
-    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.1, description="Share of the public examples that say when to stop; 0: all steps are taken"
     )
 
 
@@ -160,7 +159,7 @@ def distill(
     device = _device()
     student = with_weights(family, architecture, {n: v.clone() for n, v in weights.items()}).to(device)
     order = torch.randperm(len(public), generator=generator)
-    checked, learned = order[: round(settings.held_out * len(order))], order[round(settings.held_out * len(order)) :]
+    checked, learned = order.split([held := round(HELD_OUT * len(order)), len(order) - held])
     target = teachers.log_softmax(dim=1)
 
     def loss_of(picked: Tensor, inputs: Tensor) -> Tensor:
@@ -216,7 +215,7 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def require_public(setting: str, public: PublicData | None, settings: Ensemble) -> PublicData:
+def require_public(setting: str, public: PublicData | None) -> PublicData:
     """The run's public data; ValueError where a setting needs some and the run has none, or too few."""
     if public is None:
         raise ValueError(
@@ -225,9 +224,4 @@ def require_public(setting: str, public: PublicData | None, settings: Ensemble) 
         )
     if len(public) < 4:
         raise ValueError(f"{setting} learns from public data, and {len(public)} examples are too few: at least 4")
-    if len(public) - round(settings.held_out * len(public)) < 2:
-        raise ValueError(
-            f"ensemble.held-out = {settings.held_out:g} leaves fewer than two of {len(public)} public examples to "
-            "learn from: lower it"
-        )
     return public

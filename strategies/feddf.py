@@ -11,10 +11,11 @@ from typing_extensions import override
 from wildflower.messages.sums import WeightedSum, flatten
 from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
+from wildflower.models.weights import with_weights
 from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, Trained, Training, Traits
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params
 
 # The client step ------------------------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ class TeacherTraining(Training):
 # The server half ------------------------------------------------------------------------------------------------------
 
 
-class FedDF(OneModel[Params]):
+class FedDF(OneArchitecture[Params]):
     """w <- sum_k (n_k / n) w_k, then Adam on KL(softmax(mean_k f(w_k, x)) || softmax(f(w, x))), x being public.
 
     Algorithm 1 with Eq. 1, over one architecture: every device trains the whole model.
@@ -51,7 +52,7 @@ class FedDF(OneModel[Params]):
         found = setup.shared["ensemble"]
         assert isinstance(found, Ensemble)
         self.ensemble = found
-        self.teachers = Teachers(require_public("feddf", setup.public, found), setup.family.classes)
+        self.teachers = Teachers(require_public("feddf", setup.public), setup.family.classes)
 
     @override
     @classmethod

@@ -15,14 +15,14 @@ from pydantic import Field
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import OPTIMIZERS, Cost
 from wildflower.models.darts import ALPHAS
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Setup, Training
-from wildflower.strategies.params import Params, PositiveRate, Rate
+from wildflower.strategies.one_architecture import OneArchitecture
+from wildflower.strategies.params import Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
 
 # The client step ------------------------------------------------------------------------------------------------------
 
-BETAS = (0.5, 0.999)  # of the Adam that learns alpha, as DARTS has it
+RATE, DECAY, BETAS = 3e-4, 1e-3, (0.5, 0.999)  # of the Adam that learns alpha, as in DARTS
 
 
 class Searching(Training):
@@ -30,12 +30,9 @@ class Searching(Training):
 
     w <- w - eta_w grad_w L_train(w, alpha);  alpha <- Adam on grad_alpha (L_train(w, alpha) + lambda L_val(w, alpha)).
 
-    alpha_rate, alpha_decay: learning rate and weight decay of alpha's Adam.
     validation_weight: lambda.
     """
 
-    alpha_rate: float = Field(gt=0)
-    alpha_decay: float = Field(ge=0)
     validation_weight: float = Field(ge=0)
 
     def train(self, context: ClientContext) -> Answer:
@@ -48,7 +45,7 @@ class Searching(Training):
         for alpha in alphas:
             alpha.requires_grad_(True)
         learned = [p for group in weights.param_groups for p in group["params"]]
-        mixing = torch.optim.Adam(alphas, lr=self.alpha_rate, betas=BETAS, weight_decay=self.alpha_decay)
+        mixing = torch.optim.Adam(alphas, lr=RATE, betas=BETAS, weight_decay=DECAY)
         loss, seen, total = context.task.loss, 0, 0.0
         train, held_out = context.steps(model, share=(0.0, 0.5)), context.steps(model, share=(0.5, 1.0))
         for batch in train:
@@ -82,14 +79,12 @@ class Searching(Training):
 class FedNASParams(Params):
     """FedNAS's settings."""
 
-    alpha_rate: PositiveRate = Field(3e-4, description="Learning rate of the numbers that mix operations")
-    alpha_decay: Rate = Field(1e-3, description="Weight decay of the numbers that mix operations")
     validation_weight: Rate = Field(
         1.0, description="Weight of the loss over the held-out half of a device's examples (lambda)"
     )
 
 
-class FedNAS(OneModel[FedNASParams]):
+class FedNAS(OneArchitecture[FedNASParams]):
     """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k, over the family `darts`."""
 
     params_type: ClassVar[type[Params]] = FedNASParams
@@ -104,12 +99,7 @@ class FedNAS(OneModel[FedNASParams]):
 
     def client_step(self, order: Order) -> ClientStep:
         """Steps of weights and alphas in turn."""
-        settings = self.params
-        return Searching(
-            alpha_rate=settings.alpha_rate,
-            alpha_decay=settings.alpha_decay,
-            validation_weight=settings.validation_weight,
-        )
+        return Searching(validation_weight=self.params.validation_weight)
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """Three times forward and backward per pair of steps, in place of once; gradients are held through two.

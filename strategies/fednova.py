@@ -14,10 +14,11 @@ import torch
 from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, trained_parameters
+from wildflower.models.base import Family
 from wildflower.models.cost import Cost
-from wildflower.strategies.fedavg import OneModel
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Trained, Training
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import with_parameter_copies
 
@@ -71,7 +72,7 @@ class NormalizedTraining(Training):
 # The server half ------------------------------------------------------------------------------------------------------
 
 
-class FedNova(OneModel[Params]):
+class FedNova(OneArchitecture[Params]):
     """x <- x - tau_eff sum_i p_i d_i with tau_eff = sum_i p_i a_i and p_i = n_i / n (Eq. 6 and Algorithm 1).
 
     Every device trains the whole model, by plain SGD or SGD with momentum.

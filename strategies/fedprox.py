@@ -8,8 +8,8 @@ from pydantic import Field
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Training
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Regularizer
@@ -38,7 +38,7 @@ class FedProxParams(Params):
     mu: Rate = Field(0.01, description="Weight of the distance to the global model in a device's loss")
 
 
-class FedProx(OneModel[FedProxParams]):
+class FedProx(OneArchitecture[FedProxParams]):
     """FedAvg whose devices minimize the proximal objective, all on the whole model."""
 
     params_type: ClassVar[type[Params]] = FedProxParams

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -13,12 +12,12 @@ from typing_extensions import override
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import MessageError
-from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
-from wildflower.strategies.fedadam import AdamParams, adam_step
+from wildflower.strategies.fedadam import FedAdamParams, ServerAdam
 from wildflower.strategies.method import (
     Answer,
     ClientContext,
@@ -32,24 +31,22 @@ from wildflower.strategies.method import (
     Trained,
     Traits,
 )
-from wildflower.strategies.params import Fraction, Numbers
-from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
+from wildflower.strategies.params import Fraction, Numbers, Params
+from wildflower.strategies.submodel import CandidateMethod, first_weights
+from wildflower.strategies.types_by_depth import check_alike, layers_of, types_of
 
 
-class InclusiveFLParams(AdamParams):
+class InclusiveFLParams(Params):
     """InclusiveFL's settings; those of the server's Adam are FedAdam's."""
 
     momentum: Fraction = Field(
         0.2, description="Share of the larger type's momentum in the update of a type's last layer (beta)"
     )
-    momentum_of: Literal["injected", "averaged"] = Field(
-        "injected", description="Updates that the momentum is the mean of: with what was injected, or as averaged"
-    )
     server: Literal["adam", "mean"] = Field(
         "adam", description="What the server makes of a type's mean update: a step of Adam, or the update as it is"
     )
-    share: Literal["layers", "all", "none"] = Field(
-        "layers", description="What types share: all layers but each type's last one, all with the heads, or nothing"
+    share: Literal["layers", "none"] = Field(
+        "layers", description="What types share: all layers but each type's last one, or nothing but momentum"
     )
     head: Literal["type", "own"] = Field(
         "type", description="Whose heads are: one per type, or one per device, which stays there"
@@ -105,59 +102,6 @@ class InclusiveFLStep(ClientStep):
 # Server half ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The tensors of a type's model by the layer that they are of.
-
-    Attributes:
-        embeddings: names of what is in front of the first layer.
-        blocks: of each layer in order: the name behind the layer's own -> the tensor's whole name.
-        head: names of what is behind the last layer, and of all that grows with the number of classes.
-    """
-
-    embeddings: tuple[str, ...]
-    blocks: tuple[Mapping[str, str], ...]
-    head: tuple[str, ...]
-
-
-def layers_of(family: Family, architecture: Architecture) -> Layers:
-    """The layers of an architecture of a family with one stack; ValueError where it has none or several."""
-    if len(family.stacks) != 1:
-        raise ValueError(
-            f"inclusivefl needs a family with one stack of layers alike, {family.name} has {len(family.stacks)}: "
-            "take an encoder, a ViT, a BERT, or a function whose levels have more or fewer layers in an nn.ModuleList "
-            "(names such as layers.0)"
-        )
-    [prefixes] = family.stacks.values()
-    blocks: list[dict[str, str]] = [{} for _ in prefixes]
-    embeddings: list[str] = []
-    head: list[str] = []
-    for name, spec in family.tensors(architecture).items():
-        number = next((n for n, prefix in enumerate(prefixes) if name.startswith((f"{prefix}.", f"{prefix}_"))), None)
-        if number is not None:
-            blocks[number][name[len(prefixes[number]) :]] = name
-        else:
-            # A module of the user's may define its head first.
-            (head if any(blocks) or spec.of_classes else embeddings).append(name)
-    kept = [block for block in blocks if block]
-    if blocks[: len(kept)] != kept:
-        raise ValueError(f"inclusivefl needs the first layers of {family.name}, and {architecture} leaves out some")
-    return Layers(tuple(embeddings), tuple(kept), tuple(head))
-
-
-def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
-    """The types' architectures, largest first.
-
-    They are the family's candidates where those differ in depth, and otherwise thirds of its depth, as the paper's 12,
-    8 and 4. Raises ValueError where the family is not cut in depth, or has several exits.
-    """
-    require_one_exit("inclusivefl", family)
-    candidates = family.candidates(widths)
-    if len({len(layers_of(family, architecture).blocks) for architecture in candidates}) > 1:
-        return candidates
-    return by_depth(family)
-
-
 class InclusiveFL(CandidateMethod[InclusiveFLParams]):
     """Types of devices have models of different depth L_a < L_b < ... and share all layers but each type's last.
 
@@ -170,11 +114,11 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         theta^l = sum_{i: L_i > l} n_i theta^{i,l} / sum_{i: L_i > l} n_i  (lines 26 and 27)
 
     where n_i devices of type i were in the round. Embeddings are shared by all types; the last layer and the head are
-    each type's own. Where `share` is "all", which is ours, the mean is over types with L_i >= l, and heads are shared
-    as embeddings are.
+    each type's own.
     """
 
-    params_type: ClassVar[type[InclusiveFLParams]] = InclusiveFLParams
+    params_type: ClassVar[type[Params]] = InclusiveFLParams
+    shared_params: ClassVar[Mapping[str, type[Params]]] = {"fedadam": FedAdamParams}
 
     def __init__(self, setup: Setup, params: InclusiveFLParams) -> None:
         family = setup.family
@@ -188,39 +132,41 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         rates = params.rates or (1.0,) * len(self.candidates)
         self.rates = dict(zip(reversed(self.candidates), rates, strict=True))
         self.layers = {a: layers_of(family, a) for a in self.candidates}
-        self.shares_heads = params.share == "all" and params.head == "type"
-        _check_alike(family, self.layers, heads=self.shares_heads)
+        check_alike(family, self.layers)
         whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
-            heads = {name for layers in self.layers.values() for name in layers.head}
-            if not heads:
-                raise ValueError(
-                    f"inclusivefl.head = 'own': {family.name} has no head, that is no tensors behind its last layer"
-                )
-            if frozen := [name for name in sorted(heads) if family.is_frozen(name)]:
-                raise ValueError(
-                    f"inclusivefl.head = 'own': every device trains a head of its own, and freeze names {frozen[0]}: "
-                    "leave the head out of it"
-                )
-            for architecture, weights in self.weights.items():
-                for name in self.layers[architecture].head:
-                    del weights[name]
+            self._leave_out_heads()
         self.means = {a: self.running_mean(weights) for a, weights in self.weights.items()}
-        # Of what the server's Adam steps: nothing without it, and nothing that is frozen.
-        stepped: dict[Architecture, Weights] = {
-            a: {n: v for n, v in weights.items() if params.server == "adam" and not family.is_frozen(n)}
+        adam = setup.shared["fedadam"]
+        assert isinstance(adam, FedAdamParams)
+        # The server's Adam steps nothing that is frozen.
+        self.adams = {
+            a: ServerAdam(adam, {n: v for n, v in weights.items() if not family.is_frozen(n)})
             for a, weights in self.weights.items()
-        }
-        self.m = {a: {n: torch.zeros_like(v) for n, v in weights.items()} for a, weights in stepped.items()}
-        self.v = {
-            a: {n: torch.full_like(v, params.tau**2) for n, v in weights.items()} for a, weights in stepped.items()
+            if params.server == "adam"
         }
         # What a type hands down to the next smaller one, by the names behind a layer's own.
         self.momentum: dict[Architecture, Weights] = {
             a: {suffix: torch.zeros_like(self.weights[a][name]) for suffix, name in self.layers[a].blocks[-1].items()}
             for a in self.candidates[:-1]
         }
+
+    def _leave_out_heads(self) -> None:
+        """Leave heads to the devices; ValueError if there are none, or none that they may train."""
+        heads = sorted({name for layers in self.layers.values() for name in layers.head})
+        if not heads:
+            raise ValueError(
+                f"inclusivefl.head = 'own': {self.family.name} has no head, that is no tensors behind its last layer"
+            )
+        if frozen := list(filter(self.family.is_frozen, heads)):
+            raise ValueError(
+                f"inclusivefl.head = 'own': every device trains a head of its own, and freeze names {frozen[0]}: "
+                "leave the head out of it"
+            )
+        for architecture, weights in self.weights.items():
+            for name in self.layers[architecture].head:
+                del weights[name]
 
     @classmethod
     def check(cls, params: InclusiveFLParams, *, both_models: bool) -> None:
@@ -267,7 +213,7 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
                 smaller = self.candidates[place + 1] if place + 1 < len(self.candidates) else None
                 self._step(architecture, received[architecture], handed_down.get(larger) if larger else None, smaller)
         if self.params.share != "none":
-            self._share(users)
+            self.share(users)
         return {}
 
     def _step(
@@ -275,14 +221,12 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
     ) -> None:
         """Lines 14 to 23 for one type: its update, what is injected into it, the server's Adam, its momentum."""
         weights, beta = self.weights[architecture], self.params.momentum
-        averaged = {name: received[name] - weights[name] for name in weights}
-        update = dict(averaged)
+        update = {name: received[name] - weights[name] for name in weights}
         if momentum is not None and beta:
             for suffix, name in self.layers[architecture].blocks[-1].items():
-                update[name] = beta * momentum[suffix] + (1 - beta) * averaged[name]
-        m, v = self.m[architecture], self.v[architecture]
-        if self.params.server == "adam":
-            moved = {name: adam_step(self.params, name, weights[name], update[name], m, v) for name in m}
+                update[name] = beta * momentum[suffix] + (1 - beta) * update[name]
+        if adam := self.adams.get(architecture):
+            moved = {name: adam.step(name, weights[name], update[name]) for name in adam.m}
         else:
             # What is frozen is alike in all types, and momentum of a larger type must not move it.
             moved = {name: weights[name] + update[name] for name in weights if not self.family.is_frozen(name)}
@@ -290,27 +234,22 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         if smaller is not None:
             first = len(self.layers[smaller].blocks) - 1  # the layer that is the smaller type's last
             span = self.layers[architecture].blocks[first:]
-            of = update if self.params.momentum_of == "injected" else averaged
             self.momentum[architecture] = {
-                suffix: torch.stack([of[block[suffix]] for block in span]).mean(dim=0) for suffix in span[0]
+                suffix: torch.stack([update[block[suffix]] for block in span]).mean(dim=0) for suffix in span[0]
             }
 
-    def _share(self, users: Mapping[Architecture, int]) -> None:
-        """Lines 26 to 28: a layer is the mean over the types whose last layer lies behind it; embeddings alike.
-
-        Where `share` is "all", over the types that have the layer; heads alike.
-        """
-        everything = self.params.share == "all"
+    def share(self, users: Mapping[Architecture, int]) -> None:
+        """Lines 26 to 28: a layer is the mean over the types whose last layer lies behind it; embeddings alike."""
         deepest = self.layers[self.candidates[0]]
-        depths = {a: len(layers.blocks) for a, layers in self.layers.items()}
         for number, block in enumerate(deepest.blocks, start=1):
-            owners = [a for a in depths if depths[a] > number or (everything and depths[a] == number)]
-            self._to_mean(owners, block.values(), users)
-        self._to_mean(self.candidates, deepest.embeddings, users)
-        if self.shares_heads:
-            self._to_mean(self.candidates, deepest.head, users)
+            self.to_mean(self.sharing(number), block.values(), users)
+        self.to_mean(self.candidates, deepest.embeddings, users)
 
-    def _to_mean(self, owners: Sequence[Architecture], names: Iterable[str], users: Mapping[Architecture, int]) -> None:
+    def sharing(self, number: int) -> list[Architecture]:
+        """Return the types that share a layer, the first being number 1: those that have layers behind it."""
+        return [a for a, layers in self.layers.items() if len(layers.blocks) > number]
+
+    def to_mean(self, owners: Sequence[Architecture], names: Iterable[str], users: Mapping[Architecture, int]) -> None:
         """Set tensors of types to their mean, weighted by devices in the round; without such devices they are kept."""
         total = sum(users[a] for a in owners)
         if not total or len(owners) < 2:
@@ -346,37 +285,15 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
 
     def _tensors(self) -> list[tuple[Weights, str, str, torch.Tensor]]:
         """Where every tensor of the state lies, its name there, its name in the state, and the tensor."""
+        parts = {
+            "weights": self.weights,
+            "m": {a: adam.m for a, adam in self.adams.items()},
+            "v": {a: adam.v for a, adam in self.adams.items()},
+            "momentum": self.momentum,
+        }
         found = []
-        for part in ("weights", "m", "v", "momentum"):
+        for part, by_type in parts.items():
             for place, architecture in enumerate(self.candidates):
-                tensors: Weights = getattr(self, part).get(architecture, {})
+                tensors = by_type.get(architecture, {})
                 found += [(tensors, name, f"{part}/{place}/{name}", value) for name, value in tensors.items()]
         return found
-
-
-def _check_alike(family: Family, layers: Mapping[Architecture, Layers], *, heads: bool) -> None:
-    """Raise ValueError where types share tensors of different shapes, or have statistics that Adam must not step.
-
-    heads: whether their heads are shared as well.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for architecture in layers:
-        for name, spec in family.tensors(architecture).items():
-            if name.endswith(STATISTICS):
-                raise ValueError(
-                    f"inclusivefl needs a family without batch norm's statistics, {family.name} has {name}"
-                )
-            shared = heads or name not in layers[architecture].head
-            if shapes.setdefault(name, spec.shape) != spec.shape and shared:
-                raise ValueError(
-                    f"inclusivefl shares whole layers, but {name} of {family.name} has shape {spec.shape} in one type "
-                    f"and {shapes[name]} in another: cut it in depth only"
-                )
-    if heads and len({frozenset(found.head) for found in layers.values()}) > 1:
-        raise ValueError(
-            f"inclusivefl.share = 'all' shares heads, but those of {family.name}'s types have tensors of other names: "
-            "take 'layers'"
-        )
-    for architecture, found in layers.items():
-        if any(block.keys() != found.blocks[0].keys() for block in found.blocks):
-            raise ValueError(f"inclusivefl needs layers of the same tensors; those of {architecture} differ")

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family
+from wildflower.models.base import Family
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.space import Space
 from wildflower.strategies.search import AscentSearch, ExactSearch
 

@@ -26,7 +26,6 @@ from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import Placement
 from wildflower.strategies.aggregation import CoordinateMean
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     Answer,
     ClientContext,
@@ -41,6 +40,7 @@ from wildflower.strategies.method import (
     Traits,
     of_one_device,
 )
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Fraction, Params
 from wildflower.strategies.pricing import tensor_set_bytes, with_parameter_copies
 
@@ -240,7 +240,7 @@ class LotteryFLParams(Params):
     target: Fraction = Field(0.5, description="Share of the weights that is kept at the end: below it nobody prunes")
 
 
-class LotteryFL(OneModel[LotteryFLParams]):
+class LotteryFL(OneArchitecture[LotteryFLParams]):
     """w_c <- mean over the round's devices whose masks keep coordinate c, unweighted; what no mask keeps stays.
 
     Every device has a mask, and is sent and returns what it keeps. The server holds the masks, one bit per weight and

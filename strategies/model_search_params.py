@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from wildflower.strategies.nested import MOST_LEVELS
-from wildflower.strategies.params import Count, CountOrZero, Params, Shares
+from wildflower.strategies.params import Count, Params, Shares
 
 
 class ModelSearchParams(Params):
@@ -22,18 +21,6 @@ class ModelSearchParams(Params):
         "parameters",
         description="What the largest architecture has most of: parameters, FLOPs of training, or the sum over its "
         "blocks of log(1 + parameters)",
-    )
-    architectures: CountOrZero = Field(
-        0,
-        le=MOST_LEVELS,
-        description="Nested architectures at most, chosen in the first round for the fleet's budgets, of which each "
-        "device gets the largest that it affords; 0: every budget has its own",
-    )
-    sandwich: Literal["none", "labels", "own"] = Field(
-        "none",
-        description="Whether smaller cuts of a device's architecture learn in each of its steps, from the labels or "
-        "from its own answers: of a few chosen architectures all smaller ones, else the smallest of the space; needs "
-        "`norm` static where there is batch norm",
     )
     shares: Shares = Field(
         (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
@@ -50,9 +37,6 @@ class ModelSearchParams(Params):
         0.8, description="Probability with which the pool's search stops after each draw"
     )
     max_draws: Count = Field(5, description="Maximum draws of the pool's search for one device (T_max)")
-    weighting: Literal["uniform", "examples"] = Field(
-        "uniform", description="Weight of a device in a coordinate's mean over its owners: uniform, or by examples"
-    )
     masked_loss: bool = Field(
         False, description="Whether devices minimize HeteroFL's masked cross-entropy; false: plain cross-entropy"
     )

@@ -22,9 +22,10 @@ from wildflower.messages.orders import Merge
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import STATISTICS, Family, with_weights
+from wildflower.models.base import STATISTICS, Family
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from wildflower.models.network import Network
+from wildflower.models.weights import with_weights
 from wildflower.strategies.method import ClientContext
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss

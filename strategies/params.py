@@ -64,7 +64,15 @@ def possible_shares(shares: tuple[float, ...]) -> tuple[float, ...]:
     return shares
 
 
+def possible_betas(betas: tuple[float, ...]) -> tuple[float, ...]:
+    """Return Adam's two betas; ValueError if they are none."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError("must be two numbers from 0 to below 1, such as [0.9, 0.999]")
+    return betas
+
+
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+Betas = Annotated[Numbers, AfterValidator(possible_betas)]
 Shares = Annotated[Numbers, AfterValidator(possible_shares)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 CountOrZero = Annotated[int, Field(ge=0, lt=2**31)]

@@ -13,9 +13,9 @@ from typing_extensions import override
 from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, trained_parameters
+from wildflower.models.base import Family
 from wildflower.models.cost import Cost
-from wildflower.strategies.fedavg import OneModel
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.method import (
     Answer,
     ClientContext,
@@ -27,9 +27,10 @@ from wildflower.strategies.method import (
     Training,
     Traits,
 )
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
-from wildflower.strategies.submodel import without_statistics
+from wildflower.strategies.submodel import without_statistics, zeros
 
 MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
 
@@ -99,7 +100,7 @@ class QFedAvgParams(Params):
     )
 
 
-class QFedAvg(OneModel[QFedAvgParams]):
+class QFedAvg(OneArchitecture[QFedAvgParams]):
     """w <- w - sum_k Delta_k / sum_k h_k over the round's devices. Every device trains the whole model."""
 
     params_type: ClassVar[type[Params]] = QFedAvgParams
@@ -133,7 +134,7 @@ class QFedAvg(OneModel[QFedAvgParams]):
         if not trained:
             return {}
         h = sum(done.facts["h"][0] for done in trained) / len(trained)
-        mean = self.mean.mean({name: torch.zeros_like(value) for name, value in self.weights.items()})
+        mean = self.mean.mean(zeros(self.weights))
         self.weights = {
             name: mean[name] if name.endswith(STATISTICS) else old - mean[name] / h
             for name, old in self.weights.items()

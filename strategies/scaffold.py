@@ -12,12 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from wildflower.messages.orders import Merge
-from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights, parameters_of
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, trained_parameters
+from wildflower.models.base import Family
 from wildflower.models.cost import Cost
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.aggregation import CoordinateMean
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.fednova import effective_steps
 from wildflower.strategies.method import (
     Answer,
@@ -27,14 +27,15 @@ from wildflower.strategies.method import (
     Group,
     Order,
     Setup,
-    State,
     Trained,
     Training,
     Traits,
 )
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Regularizer
+from wildflower.strategies.submodel import learned, zeros
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class ScaffoldParams(Params):
     eta: PositiveRate = Field(1.0, description="Learning rate of the server (eta_g)")
 
 
-class Scaffold(OneModel[ScaffoldParams]):
+class Scaffold(OneArchitecture[ScaffoldParams]):
     """x <- x + eta_g mean_i (y_i - x);  c <- c + |S| / N mean_i (c_i+ - c_i), S being the round's devices, N all.
 
     Every device trains the whole model. Batch norm's running statistics are no parameters: they become the mean.
@@ -106,8 +107,7 @@ class Scaffold(OneModel[ScaffoldParams]):
 
     def __init__(self, setup: Setup, params: ScaffoldParams) -> None:
         super().__init__(setup, params)
-        learned = [name for name in self.weights if not name.endswith(STATISTICS)]
-        self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
+        self.control = zeros(learned(self.weights))
         self.control_mean = CoordinateMean(self.control)
 
     @override
@@ -143,7 +143,7 @@ class Scaffold(OneModel[ScaffoldParams]):
         if not trained:
             return {}
         old, mean = self.weights, self.mean.mean(self.weights)
-        moved = self.control_mean.mean({name: torch.zeros_like(value) for name, value in self.control.items()})
+        moved = self.control_mean.mean(zeros(self.control))
         share = len(trained) / self.settings.devices
         for name in self.control:
             mean[name] = old[name] + self.params.eta * (mean[name] - old[name])
@@ -151,13 +151,6 @@ class Scaffold(OneModel[ScaffoldParams]):
         self.weights = mean
         return {}
 
-    def state(self) -> State:
-        """The global weights and the control variate."""
-        state = super().state()
-        state.tensors |= {f"control/{name}": value for name, value in self.control.items()}
-        return state
-
-    def load(self, state: State) -> None:
-        """Restore the global weights and the control variate."""
-        super().load(state)
-        self.control = {name: state.tensors[f"control/{name}"] for name in self.control}
+    @override
+    def beside_weights(self) -> Mapping[str, Weights]:
+        return {"control": self.control}

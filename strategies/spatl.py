@@ -18,16 +18,16 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
 from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
-from wildflower.messages.tensor_sets import STATISTICS, TensorSet, TensorSets, Weights, parameters_of
+from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, described
+from wildflower.models.base import Family
+from wildflower.models.block_family import described
 from wildflower.models.cost import Cost
 from wildflower.models.layers import Channels, TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import Axis, Coordinates, Placement, Select
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.channels import channel_norms, strongest
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     LEADING,
     Answer,
@@ -39,15 +39,16 @@ from wildflower.strategies.method import (
     Order,
     Selection,
     Setup,
-    State,
     Trained,
     Training,
     Traits,
 )
-from wildflower.strategies.params import Params, PositiveRate
+from wildflower.strategies.one_architecture import OneArchitecture
+from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.scaffold import mean_gradients
 from wildflower.strategies.shared_losses import Regularizer
+from wildflower.strategies.submodel import learned, zeros
 
 
 def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
@@ -160,11 +161,10 @@ class SpatlParams(Params):
     sparsity: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.3, description="Share of the encoder's channels that a device does not return"
     )
-    eta: PositiveRate = Field(1.0, description="Learning rate of the server, as SCAFFOLD's eta_g")
 
 
-class Spatl(OneModel[SpatlParams]):
-    """x[j] <- x[j] + eta (mean over the devices that returned coordinate j of y_i[j] - x[j]); all others stay.
+class Spatl(OneArchitecture[SpatlParams]):
+    """x[j] <- x[j] + (mean over the devices that returned coordinate j of y_i[j] - x[j]); all others stay.
 
     c[j] <- c[j] + 1 / N sum over these devices of the change of c_i[j], N being all devices. Every device trains the
     whole network; predictors stay on devices.
@@ -184,13 +184,12 @@ class Spatl(OneModel[SpatlParams]):
                 f"freeze: {frozen[0]} is of the predictor, which is the device's own: freeze the encoder only"
             )
         self.mean = CoordinateMean(self.weights)
-        learned = [name for name in names if not name.endswith(STATISTICS)]
-        if not learned:
+        self.control = zeros(learned(self.weights))
+        if not self.control:
             raise ValueError(f"spatl shares the layers before the last block, and {self.family.name} has none")
         channel_norms(
             self.family, {n: torch.zeros(s.shape) for n, s in self.family.tensors(self.family.full()).items()}
         )
-        self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
         self.control_mean = CoordinateMean(self.control)
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
@@ -251,13 +250,13 @@ class Spatl(OneModel[SpatlParams]):
         self.scorers = []
         if not trained:
             return {}
-        eta, old = self.params.eta, self.weights
+        old = self.weights
         mean = self.mean.mean(old)
         for name in self.control:
-            mean[name] = old[name] + eta * (mean[name] - old[name])
+            mean[name] = old[name] + (mean[name] - old[name])
         self.weights = mean
         senders = {name: weight / UNIT for name, weight in self.control_mean.weight().items()}
-        moved = self.control_mean.mean({name: torch.zeros_like(value) for name, value in self.control.items()})
+        moved = self.control_mean.mean(zeros(self.control))
         devices = self.settings.devices
         self.control = {name: c + senders[name] / devices * moved[name] for name, c in self.control.items()}
         self.scorers = [(done.device, done.order.architecture, LEADING) for done in trained]
@@ -272,13 +271,6 @@ class Spatl(OneModel[SpatlParams]):
         """The round's devices score the new encoder with their own predictors."""
         return self.scorers
 
-    def state(self) -> State:
-        """The encoder and the control variate."""
-        state = super().state()
-        state.tensors |= {f"control/{name}": value for name, value in self.control.items()}
-        return state
-
-    def load(self, state: State) -> None:
-        """Restore the encoder and the control variate."""
-        super().load(state)
-        self.control = {name: state.tensors[f"control/{name}"] for name in self.control}
+    @override
+    def beside_weights(self) -> Mapping[str, Weights]:
+        return {"control": self.control}

@@ -46,6 +46,16 @@ def without_statistics(models: Mapping[Architecture, Model]) -> dict[Architectur
     }
 
 
+def learned(weights: Weights) -> Weights:
+    """Return what is learned of a model: all but batch norm's running statistics, which are measured."""
+    return {name: value for name, value in weights.items() if not name.endswith(STATISTICS)}
+
+
+def zeros(weights: Weights) -> Weights:
+    """Return zeros in the shapes of some tensors."""
+    return {name: torch.zeros_like(value) for name, value in weights.items()}
+
+
 class CandidateMethod(Method[P]):
     """Devices get the largest of some candidates that they can afford.
 
@@ -58,7 +68,11 @@ class CandidateMethod(Method[P]):
         self.both_models = setup.both_models
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
-        """The largest candidate that fits."""
+        """Return the largest candidate that fits."""
+        return self.largest_candidate(budget)
+
+    def largest_candidate(self, budget: Budget) -> Architecture | None:
+        """Return the largest candidate that fits; below the smallest what `below-smallest` says."""
         for architecture in self.candidates:
             if fits(self.cost(architecture), budget):
                 return architecture
@@ -156,16 +170,28 @@ class SubModelMethod(CandidateMethod[P]):
         """Those of the global model: nobody returns them, so that they stay what they were."""
         return {name: tensor for name, tensor in self.weights.items() if self.family.is_frozen(name)}
 
+    def beside_weights(self) -> Mapping[str, Weights]:
+        """Return what a resumed run needs beside the weights, by what it is called: such as a server's momentum.
+
+        `load` fills these dictionaries.
+        """
+        return {}
+
     def state(self) -> State:
-        """The global weights."""
-        return State({f"weights/{name}": value for name, value in self.weights.items()}, {})
+        """Return the global weights, and what is beside them."""
+        parts = {"weights": self.weights, **self.beside_weights()}
+        return State({f"{part}/{name}": v for part, tensors in parts.items() for name, v in tensors.items()}, {})
 
     def load(self, state: State) -> None:
-        """Restore the global weights; ValueError where they are not this family's."""
+        """Restore `state`; ValueError if the weights are not this family's, or what is beside them is missing."""
         prefix = "weights/"
         found = {name.removeprefix(prefix): v for name, v in state.tensors.items() if name.startswith(prefix)}
         if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in self.weights.items()}:
             raise ValueError("the checkpoint's weights are of another model than the configuration's family")
+        for part, tensors in self.beside_weights().items():
+            if missing := [name for name in tensors if f"{part}/{name}" not in state.tensors]:
+                raise ValueError(f"the checkpoint holds no {part} of {missing[0]}: its run had other settings")
+            tensors.update({name: state.tensors[f"{part}/{name}"] for name in tensors})
         self.weights = {name: found[name] for name in self.weights}
 
 

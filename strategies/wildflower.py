@@ -21,12 +21,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.tensor_sets import STATISTICS
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, trained_parameters
+from wildflower.models.base import Family
 from wildflower.models.cost import FLOAT_BYTES, Cost
 from wildflower.models.network import Network
 from wildflower.models.space import Space
+from wildflower.models.weights import trained_parameters
 from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
@@ -44,6 +45,7 @@ from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, po
 from wildflower.strategies.pricing import Means, in_floats
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.static_norm import StaticNormMethod
+from wildflower.strategies.submodel import learned, zeros
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -134,7 +136,7 @@ class WildflowerParams(Params):
         "labels are not one class per example",
     )
     momentum: Decay = Field(
-        0.0, description="Share of its last step that the server adds to the next one, at coordinates that were trained"
+        0.5, description="Share of its last step that the server adds to the next one, at coordinates that were trained"
     )
 
     @field_validator("shares")
@@ -166,8 +168,7 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
         self.widths = setup.widths
         if params.levels != 1 and are_nested(self.family, self.candidates):
             check_no_statistics(self.family, self.scored_architecture, "levels of wildflower")
-        learned = [name for name in self.weights if not name.endswith(STATISTICS)]
-        self.velocity = {name: torch.zeros_like(self.weights[name]) for name in learned if params.momentum}
+        self.velocity = zeros(learned(self.weights)) if params.momentum else {}
 
     @override
     @classmethod
@@ -252,20 +253,22 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
             self.weights[name] = torch.where(somebody, old[name] + step, old[name])
         return metrics
 
+    @override
+    def beside_weights(self) -> Mapping[str, Weights]:
+        return {"velocity": self.velocity}
+
+    @override
     def state(self) -> State:
-        """HeteroFL's, the levels, and the velocity."""
         state = super().state()
-        state.tensors |= {f"velocity/{name}": value for name, value in self.velocity.items()}
         state.values["levels"] = [level.to_json() for level in self.candidates]
         return state
 
+    @override
     def load(self, state: State) -> None:
-        """Restore `state`."""
         super().load(state)
         levels = [Architecture.from_json(level) for level in state.values["levels"]]
         for level in levels:
             self.family.validate(level)
         if not levels:
             raise ValueError("the checkpoint holds no levels")
-        self.velocity = {name: state.tensors[f"velocity/{name}"] for name in self.velocity}
         self.candidates = levels

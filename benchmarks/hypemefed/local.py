@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from wildflower.client_app.context import DeviceContext, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.order import do_order
 from wildflower.messages.orders import EvaluationOrder, LocalTraining
 from wildflower.messages.packing import pack
 from wildflower.messages.tensor_sets import Weights, digest

@@ -66,9 +66,19 @@ EXITS = [
     "learning-rates=exit2 = 10, exit4 = 10, classifier = 10",
 ]
 # The server's Adam with a rate at which all-large learns best, of 0.003 and 0.01 (seed 0, 16 rounds).
-ADAM = ["strategy=inclusivefl", "inclusivefl.eta=0.01"]
+ADAM = ["strategy=inclusivefl", "fedadam.eta=0.01"]
 PLAIN = ["strategy=inclusivefl", "inclusivefl.server=mean"]
 NO_MOMENTUM = "inclusivefl.momentum=0"
+# Controls are plug-ins, which lie beside the experiments: inclusivefl_controls.py.
+CONTROLS = "strategy=inclusivefl_controls"
+OF_CONTROLS = ("inclusivefl-controls.server=mean", "inclusivefl-controls.momentum=0")
+# What these settings were called when figures were recorded.
+RECORDED_AS = {
+    f"{CONTROLS}:SharesAll": ("strategy=inclusivefl", "inclusivefl.share=all"),
+    f"{CONTROLS}:ExclusiveAdam": ("strategy=fedadam", "fedadam.use=exclusive"),
+    f"{CONTROLS}:SmallestAdam": ("strategy=fedadam", "fedadam.use=all-small"),
+    **{setting: (setting.replace("-controls", ""),) for setting in OF_CONTROLS},
+}
 # HeteroFL cuts widths, to networks of as many parameters as those of two, four and six layers.
 WIDTHS = ["family-arguments=", "widths=0.58, 0.82, 1"]
 MEANS = {
@@ -84,15 +94,15 @@ MEANS = {
     # With the rates at which models of two, four and six layers learn best by themselves, as the paper has it.
     "inclusivefl, rates by type": [*PLAIN, NO_MOMENTUM, "inclusivefl.rates=2.5, 1, 1"],
     # Ours: types share their last layer and their head as well.
-    "inclusivefl, all shared": [*PLAIN, NO_MOMENTUM, "inclusivefl.share=all"],
+    "inclusivefl, all shared": [f"{CONTROLS}:SharesAll", *OF_CONTROLS],
     # The same by HeteroFL, whose mask is in the loss, too.
     "heterofl over depths": ["strategy=heterofl"],
 }
 # As the paper has it: the server's Adam in all methods but HeteroFL and FlexiFed, which average as theirs say.
 ADAMS = {
     "all-large, Adam": ["strategy=fedadam"],
-    "exclusive, Adam": ["strategy=fedadam", "fedadam.use=exclusive", "below-smallest=skip"],
-    "all-small, Adam": ["strategy=fedadam", "fedadam.use=all-small"],
+    "exclusive, Adam": [f"{CONTROLS}:ExclusiveAdam", "below-smallest=skip"],
+    "all-small, Adam": [f"{CONTROLS}:SmallestAdam"],
     "inclusivefl, Adam, no momentum": [*ADAM, NO_MOMENTUM],
     "inclusivefl, Adam": ADAM,
 }
@@ -232,6 +242,7 @@ STUDY = Study(
     },
     figures=figures,
     table=table,
+    recorded_as=RECORDED_AS,
 )
 
 if __name__ == "__main__":

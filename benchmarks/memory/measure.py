@@ -32,7 +32,7 @@ from torch import nn
 
 from wildflower.models.allocator import return_freed_memory
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.cost import ACCUMULATED, cost
 from wildflower.models.family import Family, make_family
 from wildflower.plugins.reference import is_reference

@@ -4,6 +4,8 @@ python -m benchmarks.methods_that_win.run cnn3|resnet6|vit|bert|hapt|five-widths
     [--methods NAME ...]
 """
 
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.model_search.run import DISTILLED, SEARCH
@@ -13,7 +15,15 @@ HERE = Path(__file__).resolve().parent
 TWINS = ("cnn3", "resnet6", "vit", "bert", "hapt", "five-widths")
 
 # Four nested architectures that the search finds for the fleet; smaller ones learn in every step, as in wildflower.
-NESTED = [*SEARCH, "model-search.architectures=4", "model-search.sandwich=labels"]
+# That is a plug-in beside the experiments (nested_search.py).
+NESTED = [
+    "strategy=nested_search:NestedSearch",
+    *(setting.replace("model-search.", "nested-search.") for setting in SEARCH[1:]),
+    *("nested-search.architectures=4", "nested-search.sandwich=labels"),
+]
+BALANCED_NESTED = [*NESTED, "nested-search.criterion=balanced"]
+# The number to beat: the widest network that all devices can train, with as much momentum.
+ONE_MODEL = "strategy=one-model"
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -31,7 +41,7 @@ METHODS = {
     "model-search-flops": [*SEARCH, "model-search.criterion=flops"],
     "model-search-balanced": [*SEARCH, "model-search.criterion=balanced"],
     "search-four-nested": NESTED,
-    "search-four-balanced": [*NESTED, "model-search.criterion=balanced"],
+    "search-four-balanced": BALANCED_NESTED,
     # In-place distillation after every round, as benchmarks/model_search has it, and with the whole among the students.
     "model-search-distilled": [*SEARCH, *DISTILLED],
     "model-search-distilled-with-whole": [
@@ -39,7 +49,7 @@ METHODS = {
         *DISTILLED,
         "distillation.students=with-whole",
     ],
-    "wildflower": ["strategy=wildflower"],
+    "wildflower": ["strategy=wildflower", "wildflower.momentum=0"],
     "wildflower-momentum": ["strategy=wildflower", "wildflower.momentum=0.5"],
     # The largest network that all devices can train, layer by layer, and nothing beside it.
     "wildflower-one-level": ["strategy=wildflower", "wildflower.momentum=0.5", "wildflower.levels=1"],
@@ -52,9 +62,9 @@ METHODS = {
         "wildflower.levels=1",
     ],
     # Levels are cuts of one width everywhere and of the depth; there is no search layer by layer.
-    "wildflower-one-width": ["strategy=wildflower", "wildflower.shares="],
+    "wildflower-one-width": ["strategy=wildflower", "wildflower.momentum=0", "wildflower.shares="],
     # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
-    "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
+    "wildflower-given-widths": ["strategy=wildflower", "wildflower.momentum=0", "wildflower.levels=0"],
 }
 # The size of a step is not the same in all methods: wildflower's gradient is a mean over levels, the sandwich's a sum.
 # On most of the twins these methods run with larger learning rates as well.
@@ -140,7 +150,6 @@ WIDEST_WHOLE = {
     "hapt": (0.07, {"rate-0.1": ["learning-rate=0.1"]}),
     "five-widths": (0.0625, {f"rate-{rate}": [f"learning-rate={rate}"] for rate in (0.05, 0.1)}),
 }
-FEDAVGM = [*METHODS["wildflower-one-level"], "wildflower.shares=", "wildflower.masked-loss=false"]
 # Models of about the same size fit with a batch of 8 as with micro-batches; rates of such rows. Rounds have as many
 # steps of fewer examples, or more steps and as many examples.
 SMALL_BATCHES = {"resnet6": 0.2, "hapt": 0.1}
@@ -162,13 +171,23 @@ FIVE_WIDTHS = {
 OWN = {"five-widths": FIVE_WIDTHS}
 # `five-widths.toml` gives devices what the method needs for a width. These methods need more for it than HeteroFL:
 # they get the memory that HeteroFL's widths take. It is tight, so that they choose among more shares.
-NEED_MORE = ("strategy=wildflower", "strategy=model-search", "strategy=fjord")
+NEED_MORE = ("strategy=wildflower", "strategy=model-search", NESTED[0], ONE_MODEL, "strategy=fjord")
 SHARES = "0.0625, 0.09375, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75, 1"
 SAME_MEMORY = [
     f"fleet={HERE / 'same-memory-fleet.toml'}",
     f"wildflower.shares={SHARES}",
     f"model-search.shares={SHARES}",
 ]
+# What these settings were called when figures were recorded.
+RECORDED_AS = {
+    ONE_MODEL: (
+        *("strategy=wildflower", "wildflower.momentum=0.5", "wildflower.levels=1", "wildflower.shares="),
+        "wildflower.masked-loss=false",
+    ),
+    "wildflower.momentum=0": (),  # was the default
+    NESTED[0]: ("strategy=model-search",),
+    **{setting: (setting.replace("nested-search.", "model-search."),) for setting in BALANCED_NESTED[1:]},
+}
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
@@ -202,13 +221,13 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         width, rate = WIDEST[twin]
         # With one width alone the level is that one, also where a stack of blocks could lose some of them instead.
         widths = {"all-widest": f"1, {width}", "all-widest-momentum": width if twin == "resnet6" else f"1, {width}"}
-        for name, settings in {"all-widest": METHODS["all-small"], "all-widest-momentum": FEDAVGM}.items():
+        for name, settings in {"all-widest": METHODS["all-small"], "all-widest-momentum": [ONE_MODEL]}.items():
             widest = [*settings, f"widths={widths[name]}", f"learning-rate={rate}", "micro-batch-size=8"]
             micro[f"{name}-rate-{rate}-micro-8"] = widest
     if twin in WIDEST_WHOLE:
         width, lengths = WIDEST_WHOLE[twin]
         for name, settings in lengths.items():
-            rated[f"all-small-momentum-{name}"] = [*FEDAVGM, f"widths={width}", *settings]
+            rated[f"all-small-momentum-{name}"] = [ONE_MODEL, f"widths={width}", *settings]
     if twin in SMALL_BATCHES:
         small = [*METHODS["wildflower-momentum"], f"learning-rate={SMALL_BATCHES[twin]}", "batch-size=8"]
         micro["wildflower-momentum-batch-8"] = small
@@ -218,10 +237,29 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         # With micro-batches every width needs less than the fleet of exact budgets gives for it with whole batches.
         same = {name for name, settings in rows.items() if settings[0] in NEED_MORE or "micro" in name}
         rows = {name: [*(SAME_MEMORY if name in same else []), *settings] for name, settings in rows.items()}
-    return {name: [*fleet, *settings] for name, settings in rows.items()}
+    shares = tomllib.loads((HERE / f"{twin}.toml").read_text())["model-search"]["shares"]
+    return {name: [*fleet, *_with_shares(settings, shares)] for name, settings in rows.items()}
 
 
-STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True) for twin in TWINS]
+def _with_shares(settings: list[str], shares: str) -> list[str]:
+    """Return settings with the shares of model search for the plug-in that searches as it does."""
+    if NESTED[0] not in settings:
+        return settings
+    given = [setting.partition("=")[2] for setting in settings if setting.startswith("model-search.shares=")]
+    return [*settings, f"nested-search.shares={(given or [shares])[0]}"]
+
+
+def recorded_as(methods: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    """Return what settings of rows were called when figures were recorded."""
+    shares = {one for settings in methods.values() for one in settings if one.startswith("nested-search.shares=")}
+    return RECORDED_AS | dict.fromkeys(shares, ())
+
+
+STUDIES = [
+    Study(HERE / f"{twin}.toml", methods, tiers=False, costs=True, recorded_as=recorded_as(methods))
+    for twin in TWINS
+    for methods in [methods_of(twin)]
+]
 
 if __name__ == "__main__":
     main(STUDIES, __doc__ or "")

@@ -1,4 +1,4 @@
-"""The cells of the paper's six settings that the files in settings/ do not have as printed, and why.
+"""The cells of the paper's six settings that wildflower/papers/model_search has otherwise than printed, and why.
 
     python -m benchmarks.model_search.deviations
 

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from benchmarks.runs import from_test_set, from_training_set, trained_method
 from benchmarks.tables import markdown, write_between
 from wildflower.messages.tensor_sets import Weights
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
 from wildflower.models.placement import Placement
+from wildflower.models.weights import with_weights
 from wildflower.strategies.distillation import Distillation, Noise, distill, mutual_information_nats
 from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import Cut

@@ -31,7 +31,6 @@ from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
-from wildflower.models.training_step import inference_macs
 from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch
 from wildflower.strategies.rafl import RaFLParams
 from wildflower.strategies.search import ExactSearch
@@ -57,7 +56,7 @@ def measure(name: str, *, shape: tuple[int, ...], devices: int, seed: int, param
         found = search.find(Budget(2**60), rng, max_macs=int(budget))
         assert found is not None
         # Counted from the architecture itself, not from what the search adds up.
-        used.append(inference_macs(family, found))
+        used.append(family.inference_macs(found))
     seconds = time.perf_counter() - started
     shares = np.array(used) / budgets
     return {

@@ -5,7 +5,7 @@ python -m benchmarks.recipfl.digits [--jobs 2] [--seeds 1 2 3] [--methods NAME .
 
 from pathlib import Path
 
-from benchmarks.recipfl.run import PUBLISHED
+from benchmarks.recipfl.run import NO_TRANSFER, PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -23,7 +23,7 @@ METHODS = {
         *("widths=1, 0.33", "both-models=true"),
     ],
     "recipfl": PUBLISHED,
-    "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both"],
+    "recipfl-no-transfer": NO_TRANSFER,
 }
 
 STUDY = Study(

@@ -7,7 +7,7 @@ python -m benchmarks.recipfl.encoders [--jobs 2] [--seeds 1 2 3] [--methods NAME
 from pathlib import Path
 
 from benchmarks.minilm import pretrained
-from benchmarks.recipfl.run import PUBLISHED
+from benchmarks.recipfl.run import NO_TRANSFER, PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -25,11 +25,14 @@ EXITS = [
 # Of 0.001 and 0.003, and of local rates of 0.002 and 0.004, those that were better after three rounds of seed 0.
 ETA = "recipfl.eta=0.003"
 # The gradient is a mean by examples; and what these settings were called when figures were recorded.
-BY_EXAMPLES = "strategy=recipfl_controls:ByExamples"
+BY_EXAMPLES = (
+    *("strategy=recipfl_controls:ByExamples", "recipfl-controls.hypernetwork=published"),
+    "recipfl-controls.eta=0.003",
+)
 RECORDED_AS = {
-    BY_EXAMPLES: ("strategy=recipfl", "recipfl.weighting=examples"),
-    "recipfl-controls.hypernetwork=published": ("recipfl.hypernetwork=published",),
-    "recipfl-controls.eta=0.003": (ETA,),
+    BY_EXAMPLES[0]: ("strategy=recipfl", "recipfl.weighting=examples"),
+    BY_EXAMPLES[1]: ("recipfl.hypernetwork=published",),
+    BY_EXAMPLES[-1]: (ETA,),
 }
 METHODS = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -42,8 +45,8 @@ METHODS = {
     "inclusivefl": ["strategy=inclusivefl", "inclusivefl.server=mean", "both-models=true"],
     "recipfl": [*PUBLISHED, ETA],
     # By examples, as in the other methods: all devices take as many steps, and the strong one has half of the data.
-    "recipfl-examples": list(RECORDED_AS),
-    "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both", ETA],
+    "recipfl-examples": list(BY_EXAMPLES),
+    "recipfl-no-transfer": [*NO_TRANSFER, ETA],
 }
 
 STUDY = Study(

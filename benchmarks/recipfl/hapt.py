@@ -5,7 +5,7 @@ python -m benchmarks.recipfl.hapt [--jobs 2] [--seeds 1 2 3] [--methods NAME ...
 
 from pathlib import Path
 
-from benchmarks.recipfl.run import PUBLISHED
+from benchmarks.recipfl.run import NO_TRANSFER, PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -19,7 +19,7 @@ METHODS = {
     "recipfl": PUBLISHED,
     # The hypernetwork that section 3.2 prints, which is the default.
     "recipfl-printed": ["strategy=recipfl"],
-    "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both"],
+    "recipfl-no-transfer": NO_TRANSFER,
 }
 
 STUDY = Study(

@@ -6,20 +6,84 @@ Experiments of this folder find the file beside them. All have RecipFL's setting
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from wildflower.strategies.method import Setup, Trained
+from wildflower.models.base import Family
+from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Setup, Trained
+from wildflower.strategies.params import Params, Rate
+from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request
 from wildflower.strategies.recipfl.recipfl import RecipFL, RecipFLParams, counts_of
+from wildflower.strategies.shared_losses import divergence
+from wildflower.strategies.training_steps import check_class_counts
 
 EXAMPLES = 256  # in whose multiples devices are weighed, so that those weights are of the order of 1
 
 
-class FirstUpload(RecipFL):
+class AblatedParams(RecipFLParams):
+    """RecipFL's settings, and of what strong devices learn from their larger model."""
+
+    divergence: Literal["student || teacher", "teacher || student"] = Field(
+        "student || teacher",
+        description="Divergence of what both classifiers read, as printed; or as published code: teacher || student",
+    )
+    feature_weight: Rate = Field(
+        1.0, description="Weight of the divergence of what both classifiers read, the last term of Eq. 9"
+    )
+
+
+class AblatedTraining(TaughtTraining):
+    """Training of which the last term of Eq. 9 has a weight, and may be turned round."""
+
+    divergence: Literal["student || teacher", "teacher || student"]
+    feature_weight: Rate
+
+    @override
+    def feature_loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        pair = (student, teacher) if self.divergence == "student || teacher" else (teacher, student)
+        return self.feature_weight * divergence(*pair)
+
+
+class Ablated(RecipFL):
+    """Strong devices learn less, or in another way, from their larger model."""
+
+    params_type: ClassVar[type[Params]] = AblatedParams
+    params: AblatedParams
+    training: ClassVar[type[AblatedTraining]] = AblatedTraining
+
+    @override
+    def client_step(self, order: Order) -> ClientStep:
+        p = self.params
+        taught = order.after is not None
+        return self.training(taught=taught, divergence=p.divergence, feature_weight=p.feature_weight)
+
+
+class CountingTraining(AblatedTraining):
+    """The device says how many examples of each class it holds."""
+
+    @override
+    def facts(self, family: Family) -> dict[str, int]:
+        return {"class_counts": family.classes}
+
+    @override
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        check_class_counts(facts["class_counts"])
+
+    @override
+    def train(self, context: ClientContext) -> Answer:
+        return replace(super().train(context), facts={"class_counts": context.class_counts.tolist()})
+
+
+class FirstUpload(Ablated):
     """The server learns how a device's labels are distributed with its first upload, and not before its training."""
+
+    training: ClassVar[type[AblatedTraining]] = CountingTraining
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
         super().__init__(setup, params)
@@ -41,7 +105,7 @@ class LargeOnly(FirstUpload):
         self.both_models = False
 
 
-class ByExamples(RecipFL):
+class ByExamples(Ablated):
     """The gradient is the mean over devices by their examples, in place of the sum."""
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:

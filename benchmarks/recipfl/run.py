@@ -26,13 +26,21 @@ PUBLISHED = ["strategy=recipfl", "recipfl.hypernetwork=published"]
 FIRST_UPLOAD = "strategy=recipfl_controls:FirstUpload"
 OF_CONTROLS = {
     name: f"recipfl-controls.{name}"
-    for name in ("hypernetwork=published", "tile=0", "tile=64", "transfer=both", "divergence=teacher || student")
+    for name in (
+        *("hypernetwork=published", "tile=0", "tile=64", "transfer=both", "divergence=teacher || student"),
+        *("feature-weight=0.1", "feature-weight=0"),
+    )
 }
+# What strong devices learn from their larger model is changed by a control.
+ABLATED = ["strategy=recipfl_controls:Ablated", OF_CONTROLS["hypernetwork=published"]]
+NO_TRANSFER = [*PUBLISHED, "recipfl.transfer=both"]
+REVERSED = [*ABLATED, OF_CONTROLS["divergence=teacher || student"]]
 RECIPFL = [FIRST_UPLOAD, OF_CONTROLS["hypernetwork=published"]]
 WHOLE = OF_CONTROLS["tile=0"]
 LARGE_ONLY = "strategy=recipfl_controls:LargeOnly"
 # What these settings were called when figures were recorded.
 RECORDED_AS = {
+    ABLATED[0]: ("strategy=recipfl",),
     FIRST_UPLOAD: ("strategy=recipfl", "recipfl.class-counts=first-upload"),
     LARGE_ONLY: ("strategy=recipfl", "recipfl.class-counts=first-upload", "recipfl.transfer=none"),
     **{setting: (f"recipfl.{name}",) for name, setting in OF_CONTROLS.items()},

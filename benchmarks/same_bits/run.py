@@ -128,25 +128,24 @@ ENSEMBLE = {
     "ensemble.batch-size": 8,
     "ensemble.learning-rate": 0.001,
     "ensemble.patience": 1000,
-    "ensemble.held-out": 0.1,
 }
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {"fedavg.use": "all-large"},
     "local": {},
     "fedprox": {"fedprox.mu": 0.1},
-    "fedavgm": {"fedavgm.beta": 0.9, "fedavgm.eta": 1.0},
+    "fedavgm": {"fedavgm.beta": 0.9},
     "fednova": {},
     "scaffold": {"scaffold.eta": 1.0},
     "q-fedavg": {"q-fedavg.q": 1.0},
     "feddf": ENSEMBLE,
     "rafl": {"rafl.shares": "0.25, 0.5, 0.75, 1"} | ENSEMBLE,
-    "inclusivefl": {"inclusivefl.eta": 0.01, "inclusivefl.tau": 0.001, "inclusivefl.momentum": 0.2},
+    "inclusivefl": {"fedadam.eta": 0.01, "fedadam.tau": 0.001, "inclusivefl.momentum": 0.2},
     "flexifed": {"flexifed.sharing": "clustered"},
     "lotteryfl": {"lotteryfl.pruned": 0.1, "lotteryfl.threshold": 0.0, "lotteryfl.target": 0.5},
-    "spatl": {"spatl.sparsity": 0.3, "spatl.eta": 1.0},
-    "fednas": {"fednas.alpha-rate": 0.0003, "fednas.alpha-decay": 0.001, "fednas.validation-weight": 1.0},
+    "spatl": {"spatl.sparsity": 0.3},
+    "fednas": {"fednas.validation-weight": 1.0},
     "wildflower": {"wildflower.levels": 4, "wildflower.masked-loss": True, "wildflower.momentum": 0.5},
-    "fedadam": {"fedadam.eta": 0.01, "fedadam.beta-1": 0.9, "fedadam.beta-2": 0.99, "fedadam.tau": 0.001},
+    "fedadam": {"fedadam.eta": 0.01, "fedadam.betas": "0.9, 0.99", "fedadam.tau": 0.001},
     "heterofl": {"heterofl.dynamic": False} | DISTILLATION,
     "fedrolex": DISTILLATION,
     "federated-dropout": DISTILLATION,
@@ -160,7 +159,6 @@ OWN: dict[str, dict[str, Any]] = {
         "model-search.tolerance": 0.02,
         "model-search.epsilon": 0.8,
         "model-search.max-draws": 5,
-        "model-search.weighting": "uniform",
         "model-search.masked-loss": True,
         "model-search.norm": "static",
     }
@@ -178,9 +176,6 @@ OWN: dict[str, dict[str, Any]] = {
     "recipfl": {
         "recipfl.eta": 0.001,
         "recipfl.clip-norm": 50.0,
-        "recipfl.transfer": "teacher",
-        "recipfl.divergence": "student || teacher",
-        "recipfl.feature-weight": 1.0,
         "recipfl.hidden": 8,
         "recipfl.decoder-hidden": 8,
         "recipfl.tile": 8,
@@ -243,7 +238,8 @@ def control(kind: str, variant: Variant) -> Variant:
     """The variant with a control of its method, which is a plug-in of the method's benchmark."""
     strategy = variant.values["strategy"]
     keys = {key.replace(f"{strategy}.", f"{strategy}-controls."): value for key, value in variant.values.items()}
-    return replace(variant, values={**keys, "strategy": f"benchmarks.{strategy}.{strategy}_controls:{kind}"})
+    module = strategy.replace("-", "_")
+    return replace(variant, values={**keys, "strategy": f"benchmarks.{module}.{module}_controls:{kind}"})
 
 
 def roomy(strategy: str, **changes: Any) -> Variant:
@@ -316,9 +312,7 @@ VARIANTS: dict[str, Variant] = {
         "heterofl", partition="strong-and-weak", strong__devices=2, examples_per_device=0, local_steps=3
     ),
     # Dynamic model search.
-    "model-search plain": simulated(
-        "model-search", model_search__masked_loss=False, model_search__weighting="examples"
-    ),
+    "model-search plain": control("ByExamples", simulated("model-search", model_search__masked_loss=False)),
     "model-search resnet18": simulated(
         "model-search",
         **of(RESNET),

@@ -13,9 +13,10 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, with_weights
+from wildflower.models.base import Family
 from wildflower.models.family import make_family
 from wildflower.models.network import Network
+from wildflower.models.weights import with_weights
 from wildflower.strategies.method import Answer, ClientContext, ClientStep
 from wildflower.strategies.shared_losses import divergence
 from wildflower.strategies.supernet_training import calibrated

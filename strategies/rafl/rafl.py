@@ -2,9 +2,8 @@
 
 "Resource-Aware Heterogeneous Federated Learning with Specialized Local Models".
 
-The client step is in `mutual_learning`, the search in `personal_search`, who keeps which model in `personal_models`,
-the knowledge network and its fusion in `knowledge_network`, and what a device with both networks pays in
-`two_networks`.
+The client step is in `mutual_learning`, the search in `personal_search`, and the knowledge network, its fusion and what
+a device with both networks pays in `two_networks`.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import fits
-from wildflower.strategies.rafl.knowledge_network import KnowledgeNetwork, has_statistics
-from wildflower.strategies.rafl.personal_models import PersonalModels
 from wildflower.strategies.rafl.personal_search import PersonalSearch, measured_pairs, space_of
 from wildflower.strategies.rafl.rafl_params import RaFLParams, check_together
-from wildflower.strategies.rafl.two_networks import TwoNetworks
+from wildflower.strategies.rafl.two_networks import KnowledgeNetwork, TwoNetworks, has_statistics
 from wildflower.strategies.search import PoolSearch
 from wildflower.strategies.submodel import CandidateMethod, first_weights
 
@@ -81,7 +78,8 @@ class RaFL(CandidateMethod[RaFLParams]):
         self.networks = TwoNetworks(setup.family, self.space, self.knowledge, params, setup.settings, given=given)
         self.networks.check_size()
         self.search = PersonalSearch(params, self.networks, pairs)
-        self.personal_models = PersonalModels(self._parameters, params.search_after)
+        self.kept: dict[int, list[Architecture]] = {}  # personal models of each device, largest first
+        self.lost_models = 0  # how many devices have lost theirs
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
     def _parameters(self, architecture: Architecture) -> int:
@@ -118,47 +116,19 @@ class RaFL(CandidateMethod[RaFLParams]):
 
     @override
     def assign(self, device: int, budget: Budget) -> Architecture | None:
-        """Return the largest personal model of the device that fits, or what a search finds.
-
-        It is searched anew where none fits any more. With `search_again` it also is where the budget allows so many
-        times as much, and both only once the budget has changed for good.
-        """
-        kept, models = self._largest_kept(device, budget), self.personal_models
-        if kept is not None and not self.params.search_again:
-            return kept
-        if not self.params.search_again or device not in models.kept:
-            return self.search.find(device, budget) or self.below_the_smallest
-        found = self.search.find(device, budget)
-        if kept is None and found is None and self.below_the_smallest in models.of(device):
-            models.asked[device] = self.round, ""
-            return self.below_the_smallest  # it never fits, so that nothing has changed
-        change = self._change(kept, found)
-        models.asked[device] = self.round, change
-        if not change or not models.for_good(device, change):
-            return kept
-        return found or self.below_the_smallest
+        """Return the largest personal model of the device that fits, or what a search finds if none fits any more."""
+        return self._largest_kept(device, budget) or self.search.find(device, budget) or self.below_the_smallest
 
     def _largest_kept(self, device: int, budget: Budget) -> Architecture | None:
-        kept = self.personal_models.of(device)
+        kept = self.kept.get(device, [])
         return next((a for a in kept if fits(self.networks.price(a, first=False), budget)), None)
-
-    def _change(self, kept: Architecture | None, found: Architecture | None) -> str:
-        """Whether a budget asks for "more" than the largest personal model that is kept and fits, or for "less"."""
-        if kept is None:
-            return "less"
-        enough = self.params.search_again * self._parameters(kept)
-        return "more" if found is not None and self._parameters(found) >= enough else ""
-
-    @override
-    def begin_round(self, orders: Sequence[Order]) -> None:
-        self.personal_models.count_contacts(self.round)
 
     @override
     def client_step(self, order: Order) -> ClientStep:
         return self.networks.client_step(first=self._is_first(order))
 
     def _is_first(self, order: Order) -> bool:
-        return order.architecture not in self.personal_models.of(order.device)
+        return order.architecture not in self.kept.get(order.device, [])
 
     @override
     def payload(self, group: Group) -> TensorSets:
@@ -177,12 +147,8 @@ class RaFL(CandidateMethod[RaFLParams]):
     @override
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Fuse the knowledge network, and note who has which personal model now."""
-        figures: dict[str, float | None] = {"personal_models_lost": self.personal_models.note(trained)}
-        self.scorers = [
-            (done.device, done.order.architecture, LEADING)
-            for done in trained
-            if done.device in self.personal_models.kept
-        ]
+        figures: dict[str, float | None] = {"personal_models_lost": self._note(trained)}
+        self.scorers = [(done.device, done.order.architecture, LEADING) for done in trained if done.device in self.kept]
         self.knowledge.average()
         teachers = self.knowledge.teachers
         if teachers is not None and teachers.count:
@@ -193,7 +159,19 @@ class RaFL(CandidateMethod[RaFLParams]):
 
     @override
     def left(self, device: int) -> None:
-        self.personal_models.drop(device)
+        self.kept.pop(device, None)
+
+    def _note(self, trained: Sequence[Trained]) -> int:
+        """Note who has trained which personal model; return how many devices had lost theirs."""
+        lost = [done.device for done in trained if not done.facts["personal"][0]]
+        for done in trained:
+            if done.device in lost:
+                self.kept.pop(done.device, None)
+                continue
+            models = dict.fromkeys([*self.kept.get(done.device, []), done.order.architecture])
+            self.kept[done.device] = sorted(models, key=self._parameters, reverse=True)
+        self.lost_models += len(lost)
+        return len(lost)
 
     # Scores
 
@@ -214,14 +192,9 @@ class RaFL(CandidateMethod[RaFLParams]):
 
     @override
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """Return the personal model that the device keeps, or would be sent now; a pool does not grow by it.
-
-        None as well where no model that it keeps fits, and it is not known yet whether its budget has changed for good.
-        """
-        found, kept = self._largest_kept(device, budget), self.personal_models.of(device)
-        may_wait = self.params.search_again and kept and self.below_the_smallest not in kept
-        if found is None and not (may_wait and not self.personal_models.for_good(device, "less")):
-            found = self.search.find(device, budget, grows=False) or self.below_the_smallest
+        """Return the personal model that the device keeps, or would be sent now; a pool does not grow by it."""
+        found = self._largest_kept(device, budget) or self.search.find(device, budget, grows=False)
+        found = found or self.below_the_smallest
         return None if found is None else (found, LEADING)
 
     # What it costs
@@ -248,7 +221,11 @@ class RaFL(CandidateMethod[RaFLParams]):
     @override
     def state(self) -> State:
         """Return the knowledge network, and who has which personal models; the supernet is as the run began."""
-        values = self.personal_models.state() | {"knowledge_cut": self.knowledge.cut}
+        values: dict[str, Any] = {
+            "personal_models": [[d, [a.to_json() for a in kept]] for d, kept in sorted(self.kept.items())],
+            "lost_models": self.lost_models,
+            "knowledge_cut": self.knowledge.cut,
+        }
         if isinstance(self.search.searcher, PoolSearch):
             values["search"] = self.search.searcher.state_dict()
         return State({f"knowledge/{name}": value for name, value in self.knowledge.weights.items()}, values)
@@ -257,6 +234,7 @@ class RaFL(CandidateMethod[RaFLParams]):
     def load(self, state: State) -> None:
         self.knowledge.load({name.removeprefix("knowledge/"): value for name, value in state.tensors.items()})
         self.knowledge.cut = state.values["knowledge_cut"]
-        self.personal_models.load(state.values)
+        self.kept = {d: [Architecture.from_json(a) for a in kept] for d, kept in state.values["personal_models"]}
+        self.lost_models = state.values["lost_models"]
         if isinstance(self.search.searcher, PoolSearch):
             self.search.searcher.load_state_dict(state.values["search"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from wildflower.strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
+from wildflower.strategies.params import Count, Params, Shares, kebab, to_scalar
 
 
 class RaFLParams(Params):
@@ -31,16 +31,6 @@ class RaFLParams(Params):
         "draws, or by evolution for the best predicted accuracy, where accuracies lie beside the initial weights, and "
         "else for the most multiplications",
     )
-    search_again: Rate = Field(
-        0.0,
-        description="Times the parameters of its personal model that a device's budget must allow for it to get a "
-        "larger one; 0: never",
-    )
-    search_after: Count = Field(
-        3,
-        description="Where search-again is on, contacts in a row after which such a budget has changed for good, and "
-        "likewise one that no personal model of the device fits, which sits rounds out until then",
-    )
     first: Literal["sent", "drawn"] = Field(
         "sent",
         description="First weights of a personal model: the supernet's, which are sent, or weights that the device "
@@ -52,30 +42,19 @@ class RaFLParams(Params):
         "whole of knowledge-family where that is set",
     )
     knowledge_family: str = Field(
-        "", description='Family of the knowledge network (docs/families.md); "" cuts it out of the supernet'
+        "",
+        description="Family of the knowledge network (docs/families.md), with arguments behind a comma, such as "
+        '"lenet5, hidden = [8]"; "" cuts it out of the supernet',
     )
-    knowledge_arguments: str = Field("", description="Arguments of the knowledge network's own family")
     fusion: Literal["average", "ensemble"] = Field(
         "average",
         description="How knowledge networks are fused: average (a), or from there on by ensemble distillation on "
         "public.task (b)",
     )
 
-    @field_validator("search_again")
-    @classmethod
-    def _possible_factor(cls, factor: float) -> float:
-        if 0 < factor < 1.1:
-            raise ValueError("at least 1.1, or devices would be sent models hardly larger than theirs; 0 for never")
-        return factor
-
 
 def check_together(params: RaFLParams) -> None:
-    """Raise ValueError where a setting is given that others say is not read."""
-    if params.knowledge_arguments and not params.knowledge_family:
-        raise ValueError(
-            f"rafl.knowledge-arguments = {params.knowledge_arguments!r}: they are arguments of "
-            "rafl.knowledge-family, which is not set"
-        )
+    """Raise ValueError if a setting is given that others say is not read."""
     if params.space == "once-for-all":
         for name in ("shares", "min_blocks"):
             if getattr(params, name) != RaFLParams.model_fields[name].default:

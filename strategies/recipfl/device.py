@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,43 +12,29 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.strategies.method import Answer, ClientContext, Training
-from wildflower.strategies.params import Rate
 from wildflower.strategies.shared_losses import Loss, divergence
-from wildflower.strategies.training_steps import check_class_counts
 
 
 class TaughtTraining(Training):
     """Devices minimize the task's loss; a small model S with a trained larger one T minimizes Eq. 9, T being constant.
 
     L = CE(S(x), y) + CE(S(x), softmax T(x)) + KL(p_S || p_T), all temperatures 1, p being softmaxes of what the
-    classifiers read; the last term counts `feature_weight` times (the paper: once), is left out where that has not the
-    same size in both models, and `divergence` may turn it round.
+    classifiers read; the last term is left out if that has not the same size in both models.
 
     Batch norm's running statistics are the device's own, from one training to the next; those that it is sent do not
-    count. The hypernetwork needs every device's weights by themselves. The device says how many examples of each class
-    it holds.
+    count. The hypernetwork needs every device's weights by themselves.
     """
 
     taught: bool
-    divergence: Literal["student || teacher", "teacher || student"]
-    feature_weight: Rate
 
     @property
     def needs_classes(self) -> bool:
-        """It does: it counts them."""
+        """It does: students learn a distribution over them."""
         return True
 
     def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the model, not merged."""
         return {"weights": TensorSet.of(family.tensors(architecture))}
-
-    def facts(self, family: Family) -> dict[str, int]:
-        """`class_counts`, one number per class."""
-        return {"class_counts": family.classes}
-
-    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
-        """Class counts are whole numbers, and not all of them 0."""
-        check_class_counts(facts["class_counts"])
 
     def model(self, context: ClientContext) -> Network:
         """What was sent, with the device's own statistics."""
@@ -66,7 +49,7 @@ class TaughtTraining(Training):
         statistics = {name: value for name, value in weights.items() if name.endswith(STATISTICS)}
         if statistics:
             context.keep("statistics", statistics)
-        return Answer(model, {"weights": weights}, loss, {"class_counts": context.class_counts.tolist()})
+        return Answer(model, {"weights": weights}, loss)
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The task's loss, or Eq. 9."""
@@ -87,11 +70,13 @@ class TaughtTraining(Training):
             read, known = student_reads.pop(), teacher_reads.pop()
             if read.shape != known.shape:
                 return total
-            student, known = F.log_softmax(read, dim=1), F.log_softmax(known, dim=1)
-            pair = (student, known) if self.divergence == "student || teacher" else (known, student)
-            return total + self.feature_weight * divergence(*pair)
+            return total + self.feature_loss(F.log_softmax(read, dim=1), F.log_softmax(known, dim=1))
 
         return loss
+
+    def feature_loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the last term of Eq. 9, of the logarithms of p_S and p_T."""
+        return divergence(student, teacher)
 
 
 def _read_by_the_classifier(model: Network) -> list[Tensor]:

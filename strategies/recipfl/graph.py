@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, Family
+from wildflower.models.base import Family
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import (
     Block,

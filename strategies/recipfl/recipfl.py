@@ -33,7 +33,7 @@ from wildflower.strategies.method import (
     Traits,
     of_one_device,
 )
-from wildflower.strategies.params import Params, PositiveRate, Rate
+from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.graph import graph_of
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams, digests
@@ -56,13 +56,6 @@ class RecipFLParams(ShapeParams):
         "teacher",
         description="How strong devices train the smallest model too: from their larger one (teacher), or from labels "
         "alone (both)",
-    )
-    divergence: Literal["student || teacher", "teacher || student"] = Field(
-        "student || teacher",
-        description="Divergence of what both classifiers read, as printed; or as published code: teacher || student",
-    )
-    feature_weight: Rate = Field(
-        1.0, description="Weight of the divergence of what both classifiers read, the last term of Eq. 9"
     )
 
 
@@ -160,8 +153,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     def client_step(self, order: Order) -> ClientStep:
         """Plain training; of an order that reads a trained larger model, Eq. 9."""
-        p = self.params
-        return TaughtTraining(taught=order.after is not None, divergence=p.divergence, feature_weight=p.feature_weight)
+        return TaughtTraining(taught=order.after is not None)
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
         """The device's class counts."""

@@ -22,6 +22,7 @@ from wildflower.strategies.pricing import fits
 from wildflower.tasks.shakespeare import SEQUENCE
 
 FOLDER = Path("benchmarks/model_search")
+SETTINGS = Path("wildflower/papers/model_search")
 TRACES = Path(__file__).parents[3] / "shared" / "traces" / "lte"
 
 HETEROFL = ("resnet18", {"rate": 0.0625})  # "ResNet18 with channels pruned to 6.25 %", FedRolex's too
@@ -91,7 +92,9 @@ MEMORY_GB = {"s1": (1.5, 2), "s2": (1.5, 2), "s3": (2, 3), "s4": (2, 6), "s5": (
 
 
 def configured(name):
-    return resolve(FOLDER / "settings" / f"{name}.toml", []).config
+    """A setting as `wildflower paper` has it, but for settings 5 and 6 with logs of links in place of draws."""
+    logs = [f"fleet={FOLDER / f'{name}-fleet.toml'}"] if name in ("s5", "s6") else []
+    return resolve(SETTINGS / f"setting-{name[1:]}.toml", logs).config
 
 
 def fleet_file(config):
@@ -249,7 +252,8 @@ def budget(report, config):
 
 
 def test_every_setting_has_its_file():
-    assert sorted(path.stem for path in (FOLDER / "settings").glob("*.toml")) == sorted(PRINTED)
+    found = SETTINGS.glob("setting-?.toml")
+    assert sorted(path.stem.replace("setting-", "s") for path in found) == sorted(PRINTED)
 
 
 def test_every_cell_is_as_printed_or_is_listed_with_its_reason(setting):

@@ -31,8 +31,8 @@ from wildflower.cli.export import (
 )
 from wildflower.cli.predict import predict
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.family import make_family
+from wildflower.models.weights import with_weights
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.server_app.app import build, run

@@ -8,7 +8,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from wildflower.cli import supernet_command as module
+from wildflower.cli import supernet as module
 from wildflower.cli.command import app
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family

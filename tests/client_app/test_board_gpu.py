@@ -31,7 +31,8 @@ from wildflower.cli.probe_command import own_report
 from wildflower.client_app import board_gpu, context, frames, work
 from wildflower.client_app.board_gpu import Untraceable, trace
 from wildflower.client_app.board_link import about
-from wildflower.client_app.context import Chance, DeviceContext, Workplace
+from wildflower.client_app.chance import Chance
+from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.memory import SEGMENTS_BYTES, memory_limit
 from wildflower.messages.orders import LocalTraining, NodeReport, Reply, parse
 from wildflower.messages.packing import unpack

@@ -12,9 +12,14 @@ from torch import nn
 
 from tests.client_app.work_orders import CPU, LENET, close, context_of, cut, digits, do, payload, work_order
 from wildflower.client_app import context
+from wildflower.client_app.batches import batches_of, micro_batches
 from wildflower.client_app.board_gpu import Untraceable
-from wildflower.client_app.context import LOST_ON_THE_WIRE, Chance, Refusal, micro_batches, regularizing
+from wildflower.client_app.chance import Chance
+from wildflower.client_app.fitting import regularizing
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.limits import Refusal
+from wildflower.client_app.order import do_order
+from wildflower.client_app.rounding import LOST_ON_THE_WIRE
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.packing import MessageError, pack
 from wildflower.messages.tensor_sets import TensorSet, digest
@@ -105,7 +110,7 @@ def test_batches_of_one_example_are_trained_on_where_they_were_asked_for():
 
 def test_a_last_batch_of_one_example_is_left_out():
     # 36 examples in batches of 7 leave one over, which batch norm cannot normalize over a 1x1 map.
-    counted = context.batches_of(
+    counted = batches_of(
         digits(), digits().shard(0).train, LocalTraining(batch_size=7), torch.Generator(), CPU, once=False
     )
     seen = [len(labels) for _, labels in counted]
@@ -648,14 +653,14 @@ def test_an_earlier_model_is_constant():
 
 def test_steps_are_counted_and_a_pass_for_statistics_is_none():
     trained, passed = context_of(work_order()), context_of(work_order(local=TakeStatistics()))
-    context.do_order(trained)
-    context.do_order(passed)
+    do_order(trained)
+    do_order(passed)
     assert (trained.steps_taken, passed.steps_taken) == (4, 0)
 
 
 def test_what_was_sent_is_there_again_after_training():
     found = context_of(work_order())
-    context.do_order(found)
+    do_order(found)
     start = cut(LENET, LENET.width(0.5))
     assert not torch.equal(found.received["weights"]["head.fc1.bias"], start["head.fc1.bias"])
     assert all(torch.equal(found.sent_again("weights")[name], value) for name, value in start.items())
@@ -808,7 +813,7 @@ def test_no_memory_to_encode_an_update_is_an_overrun(tmp_path, monkeypatch):
     def refused(*_):
         raise MemoryError("no more")
 
-    monkeypatch.setattr("wildflower.client_app.context.encode_entry", refused)
+    monkeypatch.setattr("wildflower.client_app.rounding.encode_entry", refused)
     with pytest.raises(Refusal, match=r"out of memory.*no more") as refusal:
         do(work_order(), state=DeviceState(str(tmp_path), "a run", 0), wire="int8")
     assert refusal.value.overrun

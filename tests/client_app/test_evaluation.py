@@ -2,16 +2,16 @@
 
 import gc
 import resource
-from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.client_app.work_orders import CPU, LENET, SPEC, digits, do, packed, work_order
 from wildflower.client_app import evaluation
-from wildflower.client_app.context import Refusal, Workplace
+from wildflower.client_app.context import Workplace
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.limits import Refusal
 from wildflower.client_app.memory import LIBRARY_BYTES
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining
@@ -151,7 +151,7 @@ def test_a_device_is_scored_on_its_own_data_as_its_half_says(data, local, kind, 
     scored(
         data=data,
         local=local,
-        task=replace(SPEC, test_fraction=0.5),
+        task=SPEC.model_copy(update={"test_fraction": 0.5}),
         family=EXITS,
         architecture=EXITS.up_to(2),
     )

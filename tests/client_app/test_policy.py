@@ -7,7 +7,7 @@ from tests.client_app.test_app import evaluation
 from tests.client_app.work_orders import LENET, SPEC, answers, batch, context, message, payload, work_order
 from wildflower.client_app import work
 from wildflower.client_app.app import app
-from wildflower.devices.node import check_node_config
+from wildflower.devices import node_config
 from wildflower.messages.orders import (
     DataAnswer,
     DataQuestion,
@@ -70,5 +70,5 @@ def test_sums_over_its_own_inputs_are_refused(tmp_path):
 
 @pytest.mark.parametrize("value", [2, -1, True, "5", 1.5])
 def test_a_wrong_minimum_is_named(value):
-    with pytest.raises(ValueError, match="node config secure-minimum"):
-        check_node_config({"partition-id": 0, "secure-minimum": value})
+    with pytest.raises(ValueError, match="node config: secure-minimum"):
+        node_config.read({"partition-id": 0, "secure-minimum": value})

@@ -145,13 +145,13 @@ def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(mon
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--node-config", 'partition-id=1 memory-limit-bytes="1 GB"'], "node config memory-limit-bytes = '1 GB'"),
+        (["--node-config", 'partition-id=1 memory-limit-bytes="1 GB"'], "node config: memory-limit-bytes = '1 GB'"),
         (["--node-config", "partition-id=1 memory-limit=100000"], "did you mean 'memory-limit-bytes'"),
         (["--node-config", 'kind="board"'], "node config partition-id = None: a whole number from 0"),
         ([], "node config partition-id = None: a whole number from 0"),
         (["--node-config", "partition-id=1 data-dir=/srv/photos"], "'data-dir=/srv/photos' is neither a number"),
-        (["--node-config", 'partition-id=1 state-dir=""'], "node config state-dir = ''"),
-        (["--node-config", "partition-id=1 flop-per-s=0"], "node config flop-per-s = 0"),
+        (["--node-config", 'partition-id=1 state-dir=""'], "node config: state-dir = ''"),
+        (["--node-config", "partition-id=1 flop-per-s=0"], "node config: flop-per-s = 0"),
         (["--node-config", "missing.toml"], "No such file"),
     ],
 )

@@ -12,8 +12,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from wildflower.client_app.app import app
-from wildflower.client_app.context import DeviceContext, Done, Workplace, do_order
+from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.order import Done, do_order
 from wildflower.messages.encoding import Wire
 from wildflower.messages.orders import Batch, LocalTraining, NodeReport, Reply, WorkOrder
 from wildflower.messages.packing import pack

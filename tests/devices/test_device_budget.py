@@ -77,17 +77,12 @@ def test_the_deadline_is_passed_on():
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("memory_fraction", 0),
-        ("memory_fraction", 1.1),
-        ("memory_fraction", "half"),
-        ("transfer_seconds", 0),
-        ("transfer_seconds", -1),
         ("deadline_seconds", 0),
         ("deadline_seconds", float("inf")),
     ],
 )
 def test_a_wrong_setting_is_named(setting, value):
-    with pytest.raises(ValueError, match=f"{setting} = {value!r}: must be"):
+    with pytest.raises(ValueError, match=setting):
         budget(REPORT, **{setting: value})
 
 
@@ -107,7 +102,7 @@ def test_json_round_trip(one):
     ],
 )
 def test_a_wrong_value_is_named(key, value):
-    with pytest.raises(ValueError, match=f"budget: {key} = {value!r}: must be"):
+    with pytest.raises(ValueError, match=key):
         Budget(**{**Budget(5, 5, 5, 5.0).to_json(), key: value})
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from wildflower.devices import bandwidth, links
+from wildflower.devices import bandwidth, links, node_config
 from wildflower.devices.bandwidth import BandwidthError, Measured
 from wildflower.devices.links import (
     FILE,
@@ -300,10 +300,10 @@ def test_node_config(tmp_path):
         "bandwidth-share": 0.5,
         "down-mbit-per-s": 20,
     }
-    read = LinkSettings.from_node_config(config)
+    read = LinkSettings.of(node_config.read(config))
     assert (read.address, str(read.ca_file), str(read.token_file)) == ("superlink:9000", "/ca.crt", "/token")
     assert (read.share, read.down_mbit_per_s, read.up_mbit_per_s) == (0.5, 20.0, None)
-    assert LinkSettings.from_node_config({"partition-id": 1}) == LinkSettings()
+    assert LinkSettings.of(node_config.read({"partition-id": 1})) == LinkSettings()
 
 
 @pytest.mark.parametrize(
@@ -317,13 +317,13 @@ def test_node_config(tmp_path):
     ],
 )
 def test_a_wrong_key_of_the_node_config_is_named(key, value):
-    with pytest.raises(ValueError, match=f"node config {key}"):
-        LinkSettings.from_node_config({"bandwidth-token-file": "/token", key: value})
+    with pytest.raises(ValueError, match=f"node config: {key}"):
+        LinkSettings.of(node_config.read({"bandwidth-token-file": "/token", key: value}))
 
 
 def test_a_probe_without_its_token_is_refused():
     with pytest.raises(ValueError, match="bandwidth-address without bandwidth-token-file"):
-        LinkSettings.from_node_config({"bandwidth-address": "superlink:9000", "bandwidth-ca": "/ca.crt"})
+        LinkSettings.of(node_config.read({"bandwidth-address": "superlink:9000", "bandwidth-ca": "/ca.crt"}))
 
 
 @pytest.mark.parametrize(
@@ -338,9 +338,9 @@ def test_a_probe_without_its_token_is_refused():
 def test_a_link_without_tls_must_be_asked_for(config, words):
     config |= {"bandwidth-address": "superlink:9000", "bandwidth-token-file": "/token"}
     with pytest.raises(ValueError, match=words):
-        LinkSettings.from_node_config(config)
+        LinkSettings.of(node_config.read(config))
 
 
 def test_a_link_without_tls_may_be_asked_for():
     config = {"bandwidth-address": "s:9000", "bandwidth-token-file": "/token", "bandwidth-insecure": True}
-    assert LinkSettings.from_node_config(config).ca_file is None
+    assert LinkSettings.of(node_config.read(config)).ca_file is None

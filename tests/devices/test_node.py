@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from wildflower.devices.node import KEYS, node_report
+from wildflower.devices.node import node_report
+from wildflower.devices.node_config import KEYS
 from wildflower.devices.probe import probe_machine
 
 
@@ -30,7 +31,7 @@ def test_without_a_word_of_the_owner_the_machine_speaks(tmp_path):
 
 @pytest.mark.parametrize(("key", "value"), [("kind", ""), ("memory-limit-bytes", "1 GB"), ("payload-limit-bytes", -1)])
 def test_a_wrong_key_is_named(key, value, tmp_path):
-    with pytest.raises(ValueError, match=f"node config {key}"):
+    with pytest.raises(ValueError, match=f"node config: {key}"):
         node_report({key: value}, tmp_path)
 
 

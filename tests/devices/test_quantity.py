@@ -1,40 +1,38 @@
 import pytest
 
 from wildflower.devices.quantity import (
-    COMPUTE_UNITS,
-    LINK_UNITS,
-    MEMORY_UNITS,
-    TIME_UNITS,
+    BYTES,
+    FLOPS,
+    LINK,
+    SECONDS,
     Choice,
-    Fixed,
     Uniform,
-    parse_amount,
     parse_quantity,
 )
 
 
 def memory(value):
-    return parse_amount(value, MEMORY_UNITS, "512 MB")
+    return BYTES.amount(value)
 
 
 @pytest.mark.parametrize(
-    ("text", "units", "number"),
+    ("text", "unit", "number"),
     [
-        ("512 MB", MEMORY_UNITS, 512e6),
-        ("1.5GiB", MEMORY_UNITS, 1.5 * 2**30),
-        (" 3 kB ", MEMORY_UNITS, 3e3),
-        ("2e3 B", MEMORY_UNITS, 2000),
-        ("0 MB", MEMORY_UNITS, 0),
-        ("20 Mbit/s", LINK_UNITS, 20),
-        ("1 Gbit/s", LINK_UNITS, 1000),
-        ("250 kbit/s", LINK_UNITS, 0.25),
-        ("10 GFLOP/s", COMPUTE_UNITS, 1e10),
-        ("1.85 s", TIME_UNITS, 1.85),
-        ("2 min", TIME_UNITS, 120),
+        ("512 MB", BYTES, 512e6),
+        ("1.5GiB", BYTES, 1.5 * 2**30),
+        (" 3 kB ", BYTES, 3e3),
+        ("2e3 B", BYTES, 2000),
+        ("0 MB", BYTES, 0),
+        ("20 Mbit/s", LINK, 20),
+        ("1 Gbit/s", LINK, 1000),
+        ("250 kbit/s", LINK, 0.25),
+        ("10 GFLOP/s", FLOPS, 1e10),
+        ("1.85 s", SECONDS, 1.85),
+        ("2 min", SECONDS, 120),
     ],
 )
-def test_amounts(text, units, number):
-    assert parse_amount(text, units, "1 unit") == pytest.approx(number, rel=1e-12)
+def test_amounts(text, unit, number):
+    assert unit.amount(text) == pytest.approx(number, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,7 @@ def test_a_wrong_amount_says_what_is_right(value, message):
 
 
 def test_a_plain_amount_is_fixed():
-    assert parse_quantity("1 GB", memory) == Fixed(1e9)
+    assert parse_quantity("1 GB", memory) == Uniform(1e9, 1e9)
 
 
 def test_a_uniform_range():

@@ -67,7 +67,7 @@ def test_a_damaged_file_is_none(tmp_path, measured, text):
 def test_what_the_owner_wrote_down_is_not_measured(tmp_path, measured):
     report = device_report({"flop-per-s": 5e9, "state-dir": str(tmp_path)})
     assert (report.flop_per_s, report.speed_age_seconds, measured) == (5e9, None, [])
-    with pytest.raises(ValueError, match="node config flop-per-s = 0"):
+    with pytest.raises(ValueError, match="node config: flop-per-s = 0"):
         device_report({"flop-per-s": 0, "state-dir": str(tmp_path)})
 
 

@@ -14,7 +14,7 @@ from wildflower.rounds.exchange import _ERRORS
 ROOT = Path(__file__).parents[2]
 APP = ("client_app", "models", "server_app", "strategies", "wildflower")
 SOURCE = [file.read_text(encoding="utf-8") for file in Path(flwr.__file__).parent.rglob("*.py")]
-DESIGN = (ROOT / "docs/design.md").read_text().partition("## Going to a newer Flower")[2].partition("\n## ")[0]
+DESIGN = (ROOT / "docs/newer-flower.md").read_text()
 
 
 def ours(*folders):

@@ -1,9 +1,10 @@
-"""docs/papers.md quotes recorded results: the files are there, and figures are what they hold."""
+"""docs/papers.md and the papers' pages in benchmarks/ quote recorded results: figures are what the files hold."""
 
 import json
 import math
 import re
 import statistics
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
@@ -11,7 +12,9 @@ from benchmarks.runs import todays_names
 from wildflower.server_app.keys import DOCS
 
 ROOT = DOCS.parent
-PAGE = (DOCS / "papers.md").read_text()
+CLAIMS = (DOCS / "papers.md").read_text(encoding="utf-8")
+STUDIES = ["model_search", "hypemefed", "inclusivefl", "rafl", "recipfl"]
+PAGES = {study: (ROOT / f"benchmarks/{study}/paper.md").read_text(encoding="utf-8") for study in STUDIES}
 RECORDED = re.compile(r"<!-- recorded: (.+) = (\S+\.json): (\S+) -->")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
@@ -21,9 +24,9 @@ def cells(row):
 
 
 def tables():
-    """Of every table on the page: the comments in front of it, its titles and its rows."""
+    """Of every table on the pages: the comments in front of it, its titles and its rows."""
     found = []
-    for match in re.finditer(r"((?:^<!-- recorded.*-->\n)*)\n?((?:^\|.*\n)+)", PAGE, re.MULTILINE):
+    for match in re.finditer(r"((?:^<!-- recorded.*-->\n)*)\n?((?:^\|.*\n)+)", "\n".join(PAGES.values()), re.MULTILINE):
         titles, _, *rows = (cells(row) for row in match[2].splitlines())
         sources = {title: (file, figure) for title, file, figure in RECORDED.findall(match[1])}
         found.append((sources, [dict(zip(titles, row, strict=True)) for row in rows]))
@@ -95,16 +98,35 @@ METHODS = [
 SINGLE = [(ours(row), row["recorded in"]) for _, rows in tables() for row in rows if row.get("recorded in")]
 
 
-def test_every_paper_has_a_section_with_tables_and_lines_on_the_order():
-    sections = PAGE.split("\n## ")[1:]
+SECTIONS = CLAIMS.split("\n## ")[1:]
+
+
+def rows_of(section):
+    rows = [cells(line) for line in section.splitlines() if line.startswith("|")]
+    assert rows[0][0] == "claim"
+    return rows[2:]
+
+
+def test_every_paper_has_one_table_of_claims():
     papers = ["Dynamic model search", "HypeMeFed", "InclusiveFL", "RaFL", "RecipFL"]
-    assert [section.split(" (")[0].splitlines()[0] for section in sections] == papers
-    for section in sections:
-        assert "\n|---|" in section
-        assert "**Order" in section
-        assert "\nDifferences" in section
+    assert [section.split(" (")[0].splitlines()[0] for section in SECTIONS] == papers
+    for section in SECTIONS:
+        assert section.count("\n|---|") == 1
+        for _, _, ours, verdict, _ in rows_of(section):
+            assert verdict in ({""} if ours == "not run" else {"holds", "partly", "not"})
     assert len(METHODS) > 100
     assert len(SINGLE) > 30
+
+
+@pytest.mark.parametrize(("study", "section"), list(zip(STUDIES, SECTIONS, strict=True)))
+def test_a_claims_figures_are_those_of_the_papers_page(study, section):
+    """Rounded to as many digits as the claim has."""
+    assert f"(../benchmarks/{study}/paper.md)" in section
+    there = {Decimal(number.replace(",", "")) for number in NUMBER.findall(PAGES[study])}
+    for claim, papers, ours, _, _ in rows_of(section):
+        for number in re.findall(r"(?<![\w-])\d+(?:\.\d+)?(?![\w-])", f"{papers}; {ours}"):
+            given = Decimal(number)
+            assert given in {exact.quantize(given, ROUND_HALF_UP) for exact in there}, (claim, number)
 
 
 @pytest.mark.parametrize(("title", "shown", "key", "file", "figure"), METHODS)
@@ -138,7 +160,7 @@ def test_what_is_said_not_to_be_run_has_no_figure_and_the_rest_has_one():
             assert place is not None or all(row[title] == "not run" for title in without_file)
 
 
-def test_every_result_file_that_the_page_names_is_there():
-    named = set(re.findall(r"benchmarks/[\w/.-]+\.(?:json|md)", PAGE))
+def test_every_result_file_that_a_page_names_is_there():
+    named = set(re.findall(r"benchmarks/[\w/.-]+\.(?:json|md)", "".join(PAGES.values())))
     assert len(named) > 12
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []

@@ -9,7 +9,6 @@ import torch
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
-from wildflower.models.training_step import inference_macs
 from wildflower.strategies.evolution import EvolutionParams
 
 torch.set_num_threads(1)
@@ -33,7 +32,7 @@ def test_the_verbs_and_the_search():
     price = cost(family, found, batch_size=32, optimizer="sgd")
     assert price.peak_training_memory_bytes <= 600_000_000
     assert price.payload_bytes <= 20_000_000
-    assert 0.95 * 60_000_000 <= inference_macs(family, found) <= 60_000_000
+    assert 0.95 * 60_000_000 <= family.inference_macs(found) <= 60_000_000
 
 
 def test_the_counts_of_sub_networks():

@@ -271,7 +271,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from wildflower.models.base import ImageFamily
+from wildflower.models.block_family import ImageFamily
 from wildflower.models.layers import Block, Flatten, Linear, Relu
 from wildflower.strategies.method import ClientStep, Order, Setup, Trained, Training
 from wildflower.strategies.params import Params

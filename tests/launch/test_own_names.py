@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from wildflower.models.base import ImageFamily
+from wildflower.models.block_family import ImageFamily
 from wildflower.models.layers import Block, Flatten, Linear, Relu
 
 

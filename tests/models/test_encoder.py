@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 
 from tests.tasks.text_files import PAD, SEP, VOCABULARY
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.initial import load_initial, weights_file
+from wildflower.models.weights import with_weights
 
 torch.set_num_threads(1)
 

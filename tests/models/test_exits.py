@@ -85,7 +85,7 @@ def test_a_family_without_early_exits_has_one():
     x = torch.rand(2, 1, 8, 8)
     [only] = model.exits(x)
     assert torch.equal(only, model(x))
-    with pytest.raises(ValueError, match="lenet5: exit must be 1 to 1, not 2"):
+    with pytest.raises(ValueError, match="lenet5: exit must be 1, not 2"):
         family.up_to(2)
 
 

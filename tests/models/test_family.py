@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily, with_weights
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.family import FAMILIES, make_family
 from wildflower.models.placement import chosen, leading, rolling
 from wildflower.models.space import Space
+from wildflower.models.weights import with_weights
 
 torch.set_num_threads(1)
 

@@ -4,16 +4,17 @@ import own_constants
 import pytest
 import torch
 
-from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
+from wildflower.models.weights import with_weights
 
 torch.set_num_threads(1)
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def family_of(name, **more):
-    return make_family({"name": f"own_constants:{name}", "input_shape": [1, 8, 8], "classes": 10} | more)
+    spec = {"name": f"own_constants:{name}", "input_shape": [1, 8, 8], "classes": 10, "levels": [{}]}
+    return make_family(spec | more)
 
 
 def weights_of(family, seed=1):

@@ -8,11 +8,12 @@ import torch
 from own_models import Deep
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
-from wildflower.models.family import make_family
+from wildflower.models.family import make_family as made_family
+from wildflower.models.frozen import check_freeze
 from wildflower.models.initial import load_initial
 from wildflower.models.placement import rolling
+from wildflower.models.weights import with_weights
 from wildflower.strategies.statistics import take_statistics
 
 torch.set_num_threads(1)
@@ -24,6 +25,11 @@ THREE = {
     "classes": 5,
     "levels": [{"layers": 1, "width": 0.5}, {"layers": 2}, {"layers": 4}],
 }
+
+
+def make_family(spec):
+    """Of the whole module where a spec names no levels."""
+    return made_family({"levels": [{}]} | spec)
 
 
 def test_a_family_of_levels_round_trips_through_json():
@@ -167,9 +173,9 @@ def test_a_norm_that_is_used_twice_takes_the_mean_of_both_uses():
 def test_a_part_that_holds_a_further_name_alone_is_refused():
     family = make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1.1",)})
     with pytest.raises(ValueError, match=r"the part '1.1' holds 1.1.weight, which is one tensor with 1.0.weight"):
-        family.check_freeze()
-    make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1",)}).check_freeze()
-    make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1.0",)}).check_freeze()
+        check_freeze(family)
+    check_freeze(make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1",)}))
+    check_freeze(make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1.0",)}))
 
 
 @pytest.mark.parametrize("kept", [("1.0.weight",), ("1.1.weight",), ("1.0.weight", "1.1.weight")])

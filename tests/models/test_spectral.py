@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import with_weights
 from wildflower.models.family import make_family
+from wildflower.models.weights import with_weights
 from wildflower.strategies.nested import leading_cut
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*spectral_norm. is deprecated")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from rich.console import Console
+from typer.testing import CliRunner
 
 from tests.small_run import small_config, started
 from wildflower.cli import command, export
@@ -23,6 +24,7 @@ from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_te
 from wildflower.server_app import app, pages
 from wildflower.server_app.advice import _gap
 from wildflower.server_app.compared_runs import Group
+from wildflower.server_app.comparison_figures import figure
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.run_records import Summary
@@ -31,7 +33,7 @@ from wildflower.strategies.recipfl.recipfl import RecipFL
 from wildflower.tasks import digits
 from wildflower.tasks.hub import import_datasets
 from wildflower.tasks.mat import read_mat
-from wildflower.tasks.metrics import EntityF1, Scale
+from wildflower.tasks.metrics import EntityF1, Scale, scale_of
 from wildflower.tasks.task import load_task
 from wildflower.tasks.tokens import load_tokenizer
 
@@ -49,6 +51,7 @@ IMPORTED = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
 # Imports that nothing stands around: a function that runs before has looked, or the library comes with another one.
 LOOKED_BEFORE = {
     ("client_app/node_config.py", "click"),  # comes with typer
+    ("wildflower/cli/command.py", "click"),  # comes with typer
     ("wildflower/messages/orders.py", "pydantic_core"),  # comes with pydantic
     ("server_app/pages.py", "jinja2"),  # comes with torch
     ("server_app/trackers.py", "mlflow"),
@@ -120,6 +123,7 @@ USES = {
     "onnxscript": [lambda _: text_of(lambda: export._onnx(None, None))],
     "onnxruntime": [lambda folder: text_of(lambda: export._read_onnx(folder / "model.onnx", None))],
     "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],
+    "matplotlib": [lambda _: text_of(lambda: figure([], scale_of(None)))],
     "mlflow": [lambda folder: told(folder, "tracker=mlflow")],
     "wandb": [lambda folder: told(folder, "tracker=wandb")],
 }
@@ -154,12 +158,12 @@ def test_a_journal_does_not_begin_without_its_writers(block, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_ends_with_one_line(block, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "app", lambda: read_mat(tmp_path / "train_32x32.mat", "X"))
+def test_the_command_ends_with_one_line(block, monkeypatch, tmp_path):
+    monkeypatch.setattr("wildflower.server_app.report.write_report", lambda run_dir: read_mat(run_dir / "x.mat", "X"))
     block("scipy")
-    with pytest.raises(SystemExit, match="1"):
-        command._run_app()
-    (line,) = capsys.readouterr().err.splitlines()
+    shown = CliRunner().invoke(command.app, ["report", str(tmp_path)])
+    assert shown.exit_code == 1
+    (line,) = shown.stderr.splitlines()
     assert line.startswith("Error: reading ")
 
 

@@ -20,7 +20,6 @@ from wildflower.models.layers import TensorSpec
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.standard_hooks import standard_hooks
-from wildflower.strategies.fedavg import OneModel
 from wildflower.strategies.method import (
     Answer,
     ClientContext,
@@ -33,6 +32,7 @@ from wildflower.strategies.method import (
     Trained,
     Training,
 )
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params
 
 
@@ -120,7 +120,7 @@ FAULTS: dict[str, Callable[[Answer], object]] = {
 }
 
 
-class Several(OneModel):
+class Several(OneArchitecture):
     """Three tensor sets up: weights are averaged by examples and biases uniformly; the means are kept by device.
 
     faults: by device, what it does wrong.
@@ -191,7 +191,7 @@ class HalfPrecision(Training):
         return Answer(answer.model, {"half": rounded}, answer.loss)
 
 
-class HalfUp(OneModel):
+class HalfUp(OneArchitecture):
     """FedAvg whose devices return half precision."""
 
     params_type: ClassVar[type[Params]] = Params
@@ -221,7 +221,7 @@ class Counting(Training):
         return answer
 
 
-class Counted(OneModel):
+class Counted(OneArchitecture):
     """FedAvg whose devices count. rounds: what each said last. gone: whose count was lost, in the order of loss."""
 
     params_type: ClassVar[type[Params]] = Params

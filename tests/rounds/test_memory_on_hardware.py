@@ -6,7 +6,7 @@ import pytest
 
 from tests.small_run import METHODS, connected_grid, small_config, started
 from wildflower.client_app import work
-from wildflower.client_app.context import Refusal
+from wildflower.client_app.limits import Refusal
 from wildflower.devices.budget import Budget
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.messages.orders import Batch, EvaluationBatch

@@ -145,7 +145,7 @@ HELD = {
     "flexifed": lambda method: method.begun,
     "local": lambda method: method.trained,
     "lotteryfl": lambda method: {*method.begun, *method.masks, *method.prunings},
-    "rafl": lambda method: method.personal_models.kept,
+    "rafl": lambda method: method.kept,
     "recipfl": lambda method: {device for device, _ in (*method.current, *method.initial)} | {*method.class_counts},
 }
 

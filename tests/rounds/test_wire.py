@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
-from wildflower.client_app.context import LOST_ON_THE_WIRE, DeviceContext
+from wildflower.client_app.context import DeviceContext
+from wildflower.client_app.rounding import LOST_ON_THE_WIRE
 from wildflower.devices.budget import Budget
 from wildflower.messages.encoding import decode, encode, restored
 from wildflower.messages.orders import Reply
@@ -143,20 +144,21 @@ def test_robust_aggregation_and_norm_bounds_see_what_was_restored(tmp_path, aggr
 def test_what_rounding_lost_comes_in_later_rounds(tmp_path, monkeypatch):
     """What has travelled adds up to the changes of all rounds, but for what the last round has lost."""
     true, travelled = {}, {}
-    encoded_tensor_set = DeviceContext._encoded_tensor_set
+    encoded = DeviceContext.encoded
 
-    def recorded(context, name, tensor_set, contents):
-        layout = context.sent[name].layout
-        received = decode(context._encoded[name], layout, "int8")  # `context.received` may have been trained in place
-        data = encoded_tensor_set(context, name, tensor_set, contents)
-        came = decode(data, layout, "int8")
-        for tensor, start in received.items():
-            change = contents[tensor].detach().double() - start.double()
-            true[tensor] = true.get(tensor, 0) + change
-            travelled[tensor] = travelled.get(tensor, 0) + came[tensor].double()
-        return data
+    def recorded(context, tensor_sets):
+        found = encoded(context, tensor_sets)
+        for name, data in found.items():
+            layout = context.sent[name].layout
+            received = decode(context._encoded[name], layout, "int8")  # `context.received` may be trained in place
+            came = decode(data, layout, "int8")
+            for tensor, start in received.items():
+                change = tensor_sets[name][tensor].detach().double() - start.double()
+                true[tensor] = true.get(tensor, 0) + change
+                travelled[tensor] = travelled.get(tensor, 0) + came[tensor].double()
+        return found
 
-    monkeypatch.setattr(DeviceContext, "_encoded_tensor_set", recorded)
+    monkeypatch.setattr(DeviceContext, "encoded", recorded)
     settings = {"strategy": "fedavg", "wire": "int8", "rounds": 6, "local_steps": 2}
     run(connected_grid(1, tmp_path), small_config(tmp_path, fleet="", devices=1, devices_per_round=1, **settings))
     [kept] = tmp_path.rglob(f"{LOST_ON_THE_WIRE}-weights-*.6.safetensors")
@@ -236,10 +238,11 @@ def test_budgets_go_by_what_travels(tmp_path):
 @pytest.mark.parametrize("sandwich", ["none", "labels"])
 def test_what_a_search_finds_travels_over_each_link(tmp_path, wire, secure, down, sandwich):
     """Under masks twice as much travels up as down."""
-    keys = {"strategy": "model-search", "model-search.searcher": "exact", "model-search.sandwich": sandwich}
-    keys |= {"model-search.shares": "0.25, 0.4, 0.55, 0.7, 0.85, 1"}
+    keys = {"strategy": "benchmarks.methods_that_win.nested_search:NestedSearch", "nested-search.searcher": "exact"}
+    keys |= {"nested-search.shares": "0.25, 0.4, 0.55, 0.7, 0.85, 1", "nested-search.sandwich": sandwich}
     keys |= {"secure-aggregation.minimum": 3} if secure else {}
-    method = build(small_config(tmp_path, wire=wire, family="mlp", **keys, **{"model-search.norm": "static"}))[0].method
+    keys |= {"nested-search.norm": "static", "family": "mlp"}
+    method = build(small_config(tmp_path, wire=wire, **keys))[0].method
     small, large = method.cost(method.space.smallest()), method.cost(method.space.largest())
     assert large.upload_bytes == (2 if secure else 1) * large.download_bytes
     found = set()

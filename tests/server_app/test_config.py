@@ -391,7 +391,7 @@ def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
         ("fedavg.use", "all-medium"),
         ("fedavg.use", "local"),
         ("fedprox.mu", -1.0),
-        ("fedadam.beta-2", 1.0),
+        ("fedadam.betas", "0.9, 1"),
         ("heterofl.dynamic", "yes"),
         ("depthfl.ramp-rounds", -1),
         ("depthfl.alpha", -0.1),

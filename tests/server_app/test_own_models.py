@@ -94,7 +94,8 @@ def after(run_dir):
 @pytest.mark.parametrize("name", ["Closure", "Twice"])
 def test_the_trained_model_says_what_the_users_own_module_says(tmp_path, name):
     """A module that holds constants beside its buffers, or parameters a second time."""
-    keys = {"family": f"own_constants:{name}", "strategy": "fedavg", "rounds": 2, "evaluate-every": 2}
+    keys = {"family": f"own_constants:{name}", "family-arguments": "levels = [{}]", "strategy": "fedavg"}
+    keys |= {"rounds": 2, "evaluate-every": 2}
     run_dir = run(simulated_grid(), small_config(tmp_path, **keys))
     model, _ = load_model(run_dir)
     own = getattr(own_constants, name)().eval()

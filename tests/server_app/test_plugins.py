@@ -40,7 +40,7 @@ HEAD = """
     from pydantic import Field
     from wildflower.messages.tensor_sets import TensorSet
     from wildflower.models.layers import Block, Flatten, Linear, Relu, TensorSpec
-    from wildflower.models.base import ImageFamily
+    from wildflower.models.block_family import ImageFamily
     from wildflower.strategies.method import Answer, ClientStep, Model, State, Training
     from wildflower.strategies.params import Numbers, Params
     from wildflower.strategies.submodel import SubModelMethod

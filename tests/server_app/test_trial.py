@@ -21,8 +21,8 @@ def digits():
 
 
 def tried(name, task, examples=(24, 24, 21), batch_size=20, micro=0, module="own_trials", **more):
-    shape = list(task.input_shape)
-    family = make_family({"name": f"{module}:{name}", "input_shape": shape, "classes": task.classes} | more)
+    spec = {"name": f"{module}:{name}", "input_shape": list(task.input_shape), "classes": task.classes, "levels": [{}]}
+    family = make_family(spec | more)
     return try_networks(family, task, Batches(batch_size, micro, list(examples)))
 
 
@@ -167,8 +167,8 @@ def test_devices_alone_have_the_examples(digits):
 
 def test_a_run_does_not_start(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"family = 'own_trials:TupleInEvaluation': its network answers .* with a tuple of 2"
+        ConfigError, match=r"family = 'own_trials:TupleInEvaluation'.*: its network answers .* with a tuple of 2"
     ):
-        build(small_config(tmp_path, family="own_trials:TupleInEvaluation"))
-    with pytest.raises(ConfigError, match=r"batch-size = 1: its network does not train on a single example"):
+        build(small_config(tmp_path, family="own_trials:TupleInEvaluation", family_arguments="levels = [{}]"))
+    with pytest.raises(ConfigError, match=r"batch-size = 1: its network .* does not train on a single example"):
         build(small_config(tmp_path, family="own_trials:Normed", **{"batch-size": 1}))

@@ -24,7 +24,8 @@ from wildflower.messages.sums import WeightedSum, device_weight, flatten, presen
 from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.messages.wire import from_records, to_records
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, ImageFamily
+from wildflower.models.base import Family
+from wildflower.models.block_family import ImageFamily
 from wildflower.models.cost import cost
 from wildflower.models.layers import Block, Flatten, Linear, Relu
 from wildflower.rounds.engine import Engine

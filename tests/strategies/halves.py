@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wildflower.client_app.context import regularizing
+from wildflower.client_app.fitting import regularizing
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.sums import WeightedSum, device_weight, flatten
 from wildflower.models.lenet import LeNet5

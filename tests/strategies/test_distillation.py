@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import BlockFamily
+from wildflower.models.block_family import BlockFamily
 from wildflower.models.cnn import Cnn3
 from wildflower.models.layers import Block, Channels, Linear
 from wildflower.models.lenet import LeNet5

@@ -9,7 +9,6 @@ from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.frontier import Prices
 from wildflower.models.space import Space
-from wildflower.models.training_step import inference_macs
 from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch, evolve
 from wildflower.strategies.search import ExactSearch, PoolSearch
 
@@ -45,7 +44,7 @@ def test_prices_are_those_of_the_cost_model(space):
         assert found.parameters == whole.parameters
         assert found.payload_bytes == whole.payload_bytes
         assert found.peak_training_memory_bytes == whole.peak_training_memory_bytes
-        assert prices.macs(picks) == inference_macs(space.family, arch)
+        assert prices.macs(picks) == space.family.inference_macs(arch)
 
 
 @pytest.mark.thorough
@@ -68,8 +67,8 @@ def test_the_optimum_is_found_under_nearly_all_budgets():
             right += 1
             continue
         assert found is not None
-        assert inference_macs(V3, found) <= limit
-        right += inference_macs(V3, found) == max(fitting)
+        assert V3.inference_macs(found) <= limit
+        right += V3.inference_macs(found) == max(fitting)
     assert right >= 38
 
 
@@ -175,7 +174,7 @@ def test_what_is_found_is_in_time():
             price = cost(V3, found, batch_size=4, optimizer="sgd")
             assert free.seconds(price.download_bytes, price.upload_bytes, price.training_flops) <= limit
             best = max(prices.macs(picks) for picks, seconds in needs.items() if seconds <= limit)
-            assert inference_macs(V3, found) >= 0.95 * best
+            assert V3.inference_macs(found) >= 0.95 * best
         assert search.find(replace(free, round_seconds=min(needs.values()) * 0.99), np.random.default_rng(0)) is None
 
 

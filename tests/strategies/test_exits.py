@@ -5,9 +5,9 @@ import torch
 
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import TwoExits, loss_of
-from wildflower.models.base import with_weights
 from wildflower.models.cnn import Cnn3
 from wildflower.models.lenet import LeNet5
+from wildflower.models.weights import with_weights
 from wildflower.rounds.evaluation import Scores
 from wildflower.strategies.depthfl import MutualLearningOfExits
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits

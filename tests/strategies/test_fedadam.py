@@ -1,5 +1,6 @@
 import torch
 
+from benchmarks.inclusivefl.inclusivefl_controls import ExclusiveAdam, SmallestAdam
 from tests.strategies.by_hand import Devices, engine_of, filled, no_scores, setup
 from wildflower.devices.budget import Budget
 from wildflower.models.lenet import LeNet5
@@ -14,7 +15,7 @@ def test_two_steps_by_hand(tmp_path):
     Running statistics are no parameters: they become the devices' mean, (1 + 3) / 2 = 2 with equal examples.
     """
     family = LeNet5(input_shape=(1, 8, 8))
-    strategy = FedAdam(setup(tmp_path, family), FedAdamParams(eta=0.5, beta_1=0.5, beta_2=0.5, tau=1.0))
+    strategy = FedAdam(setup(tmp_path, family), FedAdamParams(eta=0.5, betas=(0.5, 0.5), tau=1.0))
     strategy.weights = filled(strategy.weights, 1.0)
     deltas, statistics = {1: 1.0, 2: 7.0}, {0: 1.0, 1: 3.0, 2: 2.0}
 
@@ -28,9 +29,9 @@ def test_two_steps_by_hand(tmp_path):
         engine_of(strategy, tmp_path).run_round(devices.grid, number, no_scores)
         for name, value in strategy.weights.items():
             assert torch.allclose(value, torch.tensor(2.0 if "running" in name else expected), atol=1e-7, rtol=0), name
-    assert strategy.m["head.fc1.bias"].unique().tolist() == [3.75]
-    assert strategy.v["head.fc1.bias"].unique().tolist() == [25.0]
-    assert not any("running" in name for name in strategy.m)
+    assert strategy.adam.m["head.fc1.bias"].unique().tolist() == [3.75]
+    assert strategy.adam.v["head.fc1.bias"].unique().tolist() == [25.0]
+    assert not any("running" in name for name in strategy.adam.m)
 
 
 def test_a_round_without_answers_moves_nothing(tmp_path):
@@ -57,13 +58,13 @@ def test_the_state_holds_both_moments(tmp_path):
 
 
 def test_adam_steps_the_small_model_or_only_strong_devices_train(tmp_path):
-    """all-small: what the narrow model has makes step 1 of the first test, and what it lacks stays at 1.
+    """The smallest: what the narrow model has makes step 1 of the first test, and what it lacks stays at 1.
 
-    exclusive: a device that cannot afford the whole model gets none.
+    Exclusive: a device that cannot afford the whole model gets none.
     """
     family = LeNet5(input_shape=(1, 8, 8))
-    adam = {"eta": 0.5, "beta_1": 0.5, "beta_2": 0.5, "tau": 1.0}
-    strategy = FedAdam(setup(tmp_path, family), FedAdamParams(use="all-small", **adam))
+    adam = FedAdamParams(eta=0.5, betas=(0.5, 0.5), tau=1.0)
+    strategy = SmallestAdam(setup(tmp_path, family), adam)
     strategy.weights = filled(strategy.weights, 1.0)
     devices = Devices(family, lambda order, w: {name: value + 1 for name, value in w.items()})
     engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
@@ -73,7 +74,7 @@ def test_adam_steps_the_small_model_or_only_strong_devices_train(tmp_path):
     assert weight[: kept[0], : kept[1]].unique().tolist() == [1.125]
     assert weight[kept[0] :].unique().tolist() == weight[:, kept[1] :].unique().tolist() == [1.0]
 
-    exclusive = FedAdam(setup(tmp_path, family), FedAdamParams(use="exclusive"))
+    exclusive = ExclusiveAdam(setup(tmp_path, family), FedAdamParams())
     needs = exclusive.cost(exclusive.architecture).peak_training_memory_bytes
     assert exclusive.assign(0, Budget(needs - 1)) is None
     assert exclusive.assign(0, Budget(needs)) == exclusive.architecture == exclusive.candidates[0]

@@ -8,11 +8,11 @@ from wildflower.strategies.fedavgm import FedAvgM, FedAvgMParams
 
 
 def test_two_steps_by_hand():
-    """beta = 1/2, eta = 1, all weights are 1 at first.
+    """beta = 1/2, all weights are 1 at first.
 
     Round 1, mean 0.8: v = 0.2, w = 0.8. Round 2, mean 0.7: v = 0.1 + 0.1 = 0.2, w = 0.6.
     """
-    method = FedAvgM(setup(), FedAvgMParams(beta=0.5, eta=1.0))
+    method = FedAvgM(setup(), FedAvgMParams(beta=0.5))
     filled(method, 1.0)
     for mean, expected in ((0.8, 0.8), (0.7, 0.6)):
         method.finish_round([came_back(method, 10, {"weights": mean})])
@@ -20,13 +20,6 @@ def test_two_steps_by_hand():
             wanted = mean if "running" in name else expected
             assert value.unique().tolist() == pytest.approx([wanted], abs=1e-6)
     assert not any("running" in name for name in method.v)
-
-
-def test_eta_scales_the_step():
-    method = FedAvgM(setup(), FedAvgMParams(beta=0.0, eta=0.25))
-    filled(method, 1.0)
-    method.finish_round([came_back(method, 10, {"weights": 0.6})])
-    assert method.weights["head.fc1.bias"].unique().tolist() == pytest.approx([0.9])
 
 
 def test_a_round_without_answers_moves_nothing():

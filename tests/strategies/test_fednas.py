@@ -10,6 +10,7 @@ from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import setup
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.darts import ALPHAS
+from wildflower.strategies import fednas
 from wildflower.strategies.fednas import FedNAS, FedNASParams, Searching
 
 
@@ -52,13 +53,19 @@ class ClientContext:
             yield ((x * one, y * one, 1 / len(half)) for x, y in half)
 
 
+@pytest.fixture(autouse=True)
+def round_steps_of_alpha(monkeypatch):
+    monkeypatch.setattr(fednas, "RATE", 0.01)
+    monkeypatch.setattr(fednas, "DECAY", 0.0)
+
+
 @pytest.mark.parametrize(("validation_weight", "a"), [(0.5, 0.01), (0.2, -0.01)])
 def test_a_pair_of_steps_by_hand(validation_weight, a):
     """w = 1 - 0.1 (1 + 0 - 0) = 0.9. Then in a: L_train has 0.9, L_val has 1.8 - 5 = -3.2.
 
     0.9 - 0.5 3.2 = -0.7 and 0.9 - 0.2 3.2 = 0.26: Adam's first step is its rate, downhill.
     """
-    half = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=validation_weight)
+    half = Searching(validation_weight=validation_weight)
     answer = half.train(ClientContext(1))
     assert float(answer.tensor_sets["weights"]["w"]) == pytest.approx(0.9)
     assert float(answer.tensor_sets["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
@@ -73,7 +80,7 @@ def test_the_gradients_of_a_batch_in_parts_are_means(validation_weight, a):
     1 - 0.4 2 = 0.2 and 1 - 0.6 2 = -0.2. With a sum in place of one of the means one of the signs would be another.
     """
     context = ClientContext(1, trained=((1.0, 0.0), (3.0, 0.0)), held_out=((2.0, 5.0), (2.0, 1.0)))
-    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=validation_weight).train(context)
+    answer = Searching(validation_weight=validation_weight).train(context)
     assert float(answer.tensor_sets["weights"]["w"]) == pytest.approx(0.5)
     assert float(answer.tensor_sets["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
     assert answer.loss == pytest.approx((0.5 + 4.5) / 2)
@@ -81,7 +88,7 @@ def test_the_gradients_of_a_batch_in_parts_are_means(validation_weight, a):
 
 def test_the_next_step_of_the_weights_knows_the_new_alpha():
     """a = 0.01, w = 0.9: w <- 0.9 - 0.1 (0.9 + 0.01) = 0.809."""
-    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=0.5).train(ClientContext(2))
+    answer = Searching(validation_weight=0.5).train(ClientContext(2))
     assert float(answer.tensor_sets["weights"]["w"]) == pytest.approx(0.809)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.strategies.by_hand import Devices, Logits, OneHidden, engine_of, loss_of, no_scores, setup
 from tests.strategies.halves import HandContext
-from wildflower.client_app.context import regularizing
+from wildflower.client_app.fitting import regularizing
 from wildflower.strategies.fedprox import FedProx, FedProxParams, ProximalTraining
 from wildflower.strategies.method import client_step_of
 from wildflower.strategies.shared_losses import Regularizer

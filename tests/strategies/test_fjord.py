@@ -24,7 +24,7 @@ from wildflower.models.cnn import Cnn3
 from wildflower.models.cost import cost
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
-from wildflower.models.training_step import Step, distinct_convolutions
+from wildflower.models.training_step import Step
 from wildflower.strategies.fjord import FjORD, FjORDParams, OrderedDropout, training_cost
 from wildflower.strategies.method import Order, client_step_of
 
@@ -106,7 +106,7 @@ def test_the_compiled_convolutions_of_all_widths_are_charged():
         step = Step(1)
         step.run(family.blocks(architecture), family.input_shape, family.classes)
         counted[architecture] = step.convolutions
-        assert distinct_convolutions(family, architecture) == step.convolutions
+        assert family.convolutions(architecture) == step.convolutions
     assert not counted[whole] & counted[half]
     large_batch = training_cost(family, whole, (half,), False, 256, "sgd")  # its activations hide all else
     plain = cost(family, whole, batch_size=256, optimizer="sgd")
@@ -132,8 +132,8 @@ def test_convolutions_behind_an_early_exit_are_found():
     family = Cnn3(input_shape=(1, 8, 8), exits=(1, 2, 3))
     conv1 = ((1, 8, 8), (32, 8, 8), 3)
     conv2 = ((32, 4, 4), (64, 4, 4), 3)
-    assert distinct_convolutions(family, family.up_to(2)) == {conv1, conv2}
-    assert distinct_convolutions(family, family.full()) == {conv1, conv2, ((64, 2, 2), (128, 2, 2), 3)}
+    assert family.convolutions(family.up_to(2)) == {conv1, conv2}
+    assert family.convolutions(family.full()) == {conv1, conv2, ((64, 2, 2), (128, 2, 2), 3)}
 
 
 # The client step, by hand: one input of 1, four hidden channels of value 1, three classes. The logits of the first

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.inclusivefl.inclusivefl_controls import SharesAll, check_heads_alike
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
@@ -15,25 +16,21 @@ from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.vit import VitTiny
 from wildflower.strategies import inclusivefl
-from wildflower.strategies.inclusivefl import (
-    InclusiveFL,
-    InclusiveFLParams,
-    InclusiveFLStep,
-    _check_alike,
-    layers_of,
-    types_of,
-)
+from wildflower.strategies.fedadam import FedAdamParams
+from wildflower.strategies.inclusivefl import InclusiveFL, InclusiveFLParams, InclusiveFLStep
 from wildflower.strategies.method import Contribution, Group, Order, Setup, Trained
 from wildflower.strategies.run_settings import RoundSettings
+from wildflower.strategies.types_by_depth import check_alike, layers_of, types_of
 
 VIT = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
 # The server's Adam makes its step as long as the update, within a millionth: w + eta g / (|g| + tau).
-PLAIN = {"beta_1": 0.0, "beta_2": 0.0, "eta": 1e6, "tau": 1e6}
+PLAIN = FedAdamParams(betas=(0.0, 0.0), eta=1e6, tau=1e6)
 
 
-def inclusive(family=VIT, widths=(1.0,), **params):
+def inclusive(family=VIT, kind=InclusiveFL, adam=PLAIN, initial=None, **params):
     settings = RoundSettings("a run", {"devices": 9}, "made up", 1, 10, 2, 2, LocalTraining())
-    return InclusiveFL(Setup(family, settings, widths), InclusiveFLParams(**PLAIN | params))
+    made = Setup(family, settings, (1.0,), initial=initial or {}, shared={"fedadam": adam})
+    return kind(made, InclusiveFLParams(**params))
 
 
 def at_zero(method):
@@ -116,14 +113,6 @@ def test_two_rounds_by_hand():
     assert {round(float(v), 3) for t in method.momentum[middle].values() for v in t.unique()} == {1.0}
 
 
-def test_momentum_of_what_was_averaged():
-    """As above, but m_b is (2 + 2) / 2, without what was injected into layer 2."""
-    method = at_zero(inclusive(momentum=0.5, momentum_of="averaged"))
-    a_round(method, [[1.0], [2.0], [3.0, 5.0]])
-    middle = method.candidates[1]
-    assert {round(float(v), 3) for t in method.momentum[middle].values() for v in t.unique()} == {2.0}
-
-
 def test_without_momentum_types_only_share():
     method = at_zero(inclusive(momentum=0.0))
     a_round(method, [[1.0], [2.0], [3.0, 5.0]])
@@ -132,7 +121,7 @@ def test_without_momentum_types_only_share():
 
 
 def test_without_sharing_types_hand_down_momentum_only():
-    method = at_zero(inclusive(momentum=0.5, share="none"))
+    method = at_zero(inclusive(share="none", momentum=0.5))
     a_round(method, [[1.0], [2.0], [3.0, 5.0]])
     assert values(method) == [[1.0, 0.5, 1.0], [2.0, 2.0, 1.0, 2.0], [4.0, 4.0, 4.0, 4.0, 4.0]]
 
@@ -143,7 +132,7 @@ def test_last_layers_and_heads_may_be_shared_too():
     Embeddings, layer 1 and the head are all types': (1 + 2 + 2 x 4) / 4 = 2.75. Layer 2 is that of b and c:
     (2 + 2 x 4) / 3. Layer 3 is c's alone.
     """
-    method = at_zero(inclusive(momentum=0.0, share="all"))
+    method = at_zero(inclusive(kind=SharesAll, momentum=0.0))
     a_round(method, [[1.0], [2.0], [3.0, 5.0]])
     third = round(10 / 3, 3)
     assert values(method) == [[2.75, 2.75, 2.75], [2.75, 2.75, third, 2.75], [2.75, 2.75, third, 4.0, 2.75]]
@@ -157,9 +146,9 @@ def test_heads_are_shared_only_where_types_have_the_same():
 
     family = Uneven(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
     layers = {a: layers_of(family, a) for a in types_of(family, (1.0,))}
-    _check_alike(family, layers, heads=False)
+    check_alike(family, layers)
     with pytest.raises(ValueError, match="tensors of other names"):
-        _check_alike(family, layers, heads=True)
+        check_heads_alike("uneven", layers.values())
 
 
 def test_what_nobody_trained_is_kept():
@@ -173,7 +162,7 @@ def test_what_nobody_trained_is_kept():
 
 def test_the_servers_adam_is_fedadams():
     """g = 2, beta_1 = 0.5, beta_2 = 0.75, eta = 0.1, tau = 1: m = 1, v = 0.75 + 1 = 1.75, step 0.1 / (1.3229 + 1)."""
-    method = at_zero(inclusive(momentum=0.0, share="none", beta_1=0.5, beta_2=0.75, eta=0.1, tau=1.0))
+    method = at_zero(inclusive(share="none", adam=FedAdamParams(betas=(0.5, 0.75), eta=0.1, tau=1.0), momentum=0.0))
     a_round(method, [[], [], [2.0]])
     assert values(method)[2] == [0.043] * 5
     assert values(method)[1] == [0.0] * 4
@@ -181,13 +170,13 @@ def test_the_servers_adam_is_fedadams():
 
 def test_the_server_may_take_the_mean_update_as_it_is():
     """Types a, b, c get 1, 2 and (3 + 5) / 2 = 4; beta = 1/2 and m_0 = 0, so that last layers of a and b get half."""
-    method = at_zero(inclusive(momentum=0.5, share="none", server="mean", eta=0.1, tau=1.0))
+    method = at_zero(inclusive(share="none", momentum=0.5, server="mean"))
     a_round(method, [[1.0], [2.0], [3.0, 5.0]])
     assert values(method) == [[1.0, 0.5, 1.0], [2.0, 2.0, 1.0, 2.0], [4.0] * 5]
 
 
 def test_a_restart_changes_nothing():
-    methods = [at_zero(inclusive(momentum=0.5, beta_1=0.9, beta_2=0.99, eta=0.1, tau=1e-3)) for _ in range(2)]
+    methods = [at_zero(inclusive(adam=FedAdamParams(eta=0.1), momentum=0.5)) for _ in range(2)]
     a_round(methods[0], [[1.0], [2.0], [3.0]])
     methods[1].load(methods[0].state())
     for method in methods:
@@ -202,8 +191,7 @@ def test_a_restart_changes_nothing():
 def test_types_begin_with_given_weights():
     name = "block0_mlp.fc1.weight"
     given = {name: torch.full((4, 4), 7.0)}
-    settings = RoundSettings("a run", {"devices": 9}, "made up", 1, 10, 2, 2, LocalTraining())
-    method = InclusiveFL(Setup(VIT, settings, (1.0,), initial=given), InclusiveFLParams())
+    method = inclusive(initial=given)
     assert [weights[name].unique().tolist() for weights in method.weights.values()] == [[7.0]] * 3
     assert method.traits(method.params).takes_initial_weights
 

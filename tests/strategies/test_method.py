@@ -33,7 +33,7 @@ HALVES = [
     MutualLearningOfExits(weight=0.5, alpha=0.1, ensemble=True),
     WeightedExits(gamma=0.0, temperature=3.0),
     SumOfExits(),
-    TaughtTraining(taught=True, divergence="teacher || student", feature_weight=0.5),
+    TaughtTraining(taught=True),
     TrainingAlone(),
     TakeStatistics(),
     ClassCounts(),
@@ -184,8 +184,6 @@ FINITE = "Input should be a finite number"
         (WeightedExits, {"weight": 1.0}, "weight: Extra inputs are not permitted"),
         (SumOfExits, {"alpha": 1.0}, "alpha: Extra inputs are not permitted"),
         (TaughtTraining, {"taught": None}, "taught: Input should be a valid boolean"),
-        (TaughtTraining, {"feature_weight": math.inf}, f"feature_weight: {FINITE}"),
-        (TaughtTraining, {"divergence": "student"}, "divergence: Input should be 'student || teacher' or 'teacher || "),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value)[:40],
 )

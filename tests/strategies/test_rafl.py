@@ -19,13 +19,12 @@ from tests.strategies.halves import FAMILY, came_back, setup
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import STATISTICS
-from wildflower.models.base import with_weights
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
-from wildflower.models.training_step import inference_macs
+from wildflower.models.weights import with_weights
 from wildflower.strategies.ensemble import Ensemble
 from wildflower.strategies.method import Order
 from wildflower.strategies.pricing import tensor_set_bytes
@@ -192,10 +191,10 @@ def test_nothing_is_frozen():
 
 
 def test_it_may_be_of_a_family_of_its_own():
-    params = RaFLParams(shares=(0.5, 1.0), knowledge_family="lenet5", knowledge_arguments="conv_channels = [2, 2]")
+    params = RaFLParams(shares=(0.5, 1.0), knowledge_family="lenet5, conv_channels = [2, 2]")
     with pytest.raises(ValueError, match=r"the knowledge network has .* parameters, and the smallest"):
         rafl(params)  # its hidden layers are whole
-    small = params.model_copy(update={"knowledge_arguments": "conv_channels = [2, 2], hidden = [8]"})
+    small = params.model_copy(update={"knowledge_family": "lenet5, conv_channels = [2, 2], hidden = [8]"})
     method = rafl(small)
     assert method.knowledge.family.groups == {"conv1": 2, "conv2": 2, "fc1": 8}
     local = method.client_step(Order(0, FAMILY.full()))
@@ -205,7 +204,7 @@ def test_it_may_be_of_a_family_of_its_own():
 
 def test_its_own_family_need_not_have_a_kind_of_norm():
     arguments = "channels = 2, cells = 3, nodes = 1"
-    found = rafl(RaFLParams(shares=(1.0,), knowledge_family="darts", knowledge_arguments=arguments))
+    found = rafl(RaFLParams(shares=(1.0,), knowledge_family=f"darts, {arguments}"))
     assert (found.knowledge.family.name, found.knowledge.family.classes) == ("darts", FAMILY.classes)
 
 
@@ -215,15 +214,15 @@ def test_its_own_family_need_not_have_a_kind_of_norm():
         ({"knowledge_width": 0.5}, "lower rafl.knowledge-width, or leave"),
         (
             {"knowledge_family": "lenet5"},
-            "set rafl.knowledge-width below 1, or smaller rafl.knowledge-arguments, or leave",
+            "set rafl.knowledge-width below 1, or give rafl.knowledge-family smaller arguments, or leave",
         ),
         (
             {"knowledge_family": "lenet5", "knowledge_width": 0.9},
-            "lower rafl.knowledge-width, set smaller rafl.knowledge-arguments, or leave",
+            "lower rafl.knowledge-width, give rafl.knowledge-family smaller arguments, or leave",
         ),
         *(
             (
-                {"knowledge_family": "lenet5", "knowledge_arguments": f"{given}, hidden = [8]"},
+                {"knowledge_family": f"lenet5, {given}, hidden = [8]"},
                 f"{name} cannot be chosen",
             )
             for name, given in {
@@ -236,7 +235,7 @@ def test_its_own_family_need_not_have_a_kind_of_norm():
         ),
         ({"shares": (1e-12, 1.0)}, "rafl.shares = "),
         ({"knowledge_family": "resnet99"}, "rafl.knowledge-family = 'resnet99'"),
-        ({"knowledge_family": "lenet5", "knowledge_arguments": "hidden"}, "arguments must be like"),
+        ({"knowledge_family": "lenet5, hidden"}, "must be like"),
         ({"fusion": "ensemble"}, "set public.task"),
     ],
 )
@@ -408,7 +407,7 @@ def test_a_family_without_statistics_has_nothing_to_calibrate():
 
 
 def test_a_knowledge_network_of_a_family_of_its_own_is_drawn():
-    params = RaFLParams(knowledge_family="lenet5", knowledge_arguments="conv_channels = [2, 2], hidden = [8]")
+    params = RaFLParams(knowledge_family="lenet5, conv_channels = [2, 2], hidden = [8]")
     half = rafl(params, family=NORMED, initial=given()).client_step(Order(0, NORMED.full()))
     assert (half.calibrates, half.calibrates_knowledge) == (True, False)
 
@@ -441,7 +440,7 @@ def test_the_pass_at_first_contact_has_its_price():
         assert method.order_cost(order).training_flops == pytest.approx(sum(flops) * (1 + 1 / share), abs=2)
         method.knowledge.cut = False
         assert method.cost(architecture).training_flops == pytest.approx(flops[0] * (1 + 1 / share) + flops[1], abs=2)
-        method.personal_models.kept[0] = [architecture]
+        method.kept[0] = [architecture]
         assert method.order_cost(order).training_flops == sum(flops)
 
 
@@ -525,85 +524,13 @@ def test_a_device_keeps_its_model_while_it_fits_and_gets_a_smaller_one_where_it_
     assert not method.client_step(Order(0, FAMILY.width(0.5))).first
 
 
-def contact(method, device, memory_bytes):
-    """What a device gets in one more round under a budget, asked for twice as under a message in memory."""
-    method.round += 1
-    for _ in range(2):
-        found = method.assign(device, budget(memory_bytes))
-    method.begin_round([])
-    return found
-
-
-def test_a_budget_that_has_grown_for_good_brings_a_larger_model_at_the_third_contact():
-    method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
-    owner_of(method, 0, FAMILY.width(0.5))
-    half, full = (method.cost(a).peak_training_memory_bytes for a in (FAMILY.width(0.5), FAMILY.full()))
-    # Twice, then a contact without, and from there on three times.
-    got = [contact(method, 0, memory) for memory in (full, full, half, full, full, full)]
-    assert got == [FAMILY.width(0.5)] * 5 + [FAMILY.full()]
-    owner_of(method, 0, FAMILY.full())
-    assert contact(method, 0, full) == FAMILY.full()
-    assert method.personal_models.changes == {}
-
-
-def test_a_budget_that_falls_for_good_brings_a_smaller_model_at_the_third_contact():
-    """Until then the device sits rounds out, and is not scored; a rise in between begins the count anew."""
-    method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
-    owner_of(method, 0, FAMILY.width(0.5))
-    half, full = (method.cost(a).peak_training_memory_bytes for a in (FAMILY.width(0.5), FAMILY.full()))
-    got = [contact(method, 0, memory) for memory in (half - 1, full, half - 1, half - 1)]
-    assert got == [None, FAMILY.width(0.5), None, None]
-    smaller = method.assign(0, budget(half - 1))
-    assert plain(smaller).parameters < plain(FAMILY.width(0.5)).parameters
-    assert method.personal(0, budget(half - 1))[0] == smaller  # which is what it would get now
-    assert contact(method, 1, half - 1) == smaller  # a newcomer does not wait
-    waiting = rafl(SHARES.model_copy(update={"search_again": 2.0}))
-    owner_of(waiting, 0, FAMILY.width(0.5))
-    assert waiting.personal(0, budget(half - 1)) is None
-
-
-def test_evaluations_are_no_contacts_and_a_resumed_run_goes_on_counting():
-    method, resumed = (rafl(SHARES.model_copy(update={"search_again": 2.0})) for _ in range(2))
-    owner_of(method, 0, FAMILY.width(0.5))
-    full = method.cost(FAMILY.full()).peak_training_memory_bytes
-    contact(method, 0, full)
-    for _ in range(5):
-        assert method.assign(0, budget(full)) == FAMILY.width(0.5)
-    method.round += 1
-    method.begin_round([])  # without the device
-    contact(method, 0, full)
-    resumed.load(method.state())
-    resumed.round = method.round
-    assert [contact(one, 0, full) for one in (method, resumed)] == [FAMILY.full()] * 2
-
-
-def test_a_change_is_forgotten_with_the_devices_models():
-    method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
-    owner_of(method, 0, FAMILY.width(0.5))
-    contact(method, 0, method.cost(FAMILY.full()).peak_training_memory_bytes)
-    assert method.personal_models.changes == {0: ("more", 1)}
-    lost = replace(came_back(method, 4, {"weights": 1.0}, personal=[0.0]), order=Order(0, FAMILY.width(0.5)))
-    method.finish_round([lost])
-    assert (method.personal_models.changes, method.personal_models.kept) == ({}, {})
-
-
-def test_a_budget_that_has_grown_a_little_brings_no_larger_model():
-    method = rafl(SHARES.model_copy(update={"search_again": 2.0, "search_after": 1}))
-    owner_of(method, 0, FAMILY.width(0.5))
-    assert method.assign(0, budget(method.cost(FAMILY.full()).peak_training_memory_bytes)) == FAMILY.full()
-    a_little = plain(FAMILY.width(0.5)).peak_training_memory_bytes + 1000
-    little = a_little + plain(FAMILY.width(0.25)).peak_training_memory_bytes
-    assert method.assign(0, budget(little)) == FAMILY.width(0.5)
-
-
 def test_a_device_that_is_given_the_smallest_all_the_same_trains_it_at_every_contact():
-    """Its budget never holds that model, which is no change of the budget."""
-    method = rafl(SHARES.model_copy(update={"search_again": 2.0}), below_smallest="smallest")
+    method = rafl(below_smallest="smallest")
     smallest = method.below_the_smallest
     assert smallest is not None
-    assert contact(method, 0, 1) == smallest
+    assert method.assign(0, budget(1)) == smallest
     owner_of(method, 0, smallest)
-    assert [contact(method, 0, 1) for _ in range(4)] == [smallest] * 4
+    assert method.assign(0, budget(1)) == smallest
     assert method.personal(0, budget(1))[0] == smallest
 
 
@@ -662,7 +589,7 @@ def test_evolution_without_accuracies_finds_the_most_multiplications():
     for limit in (memory[len(memory) // 2], memory[-1]):
         found = method.assign(3, budget(limit + beside))
         fitting = [a for a, price in prices.items() if price.peak_training_memory_bytes <= limit]
-        assert inference_macs(ELASTIC, found) == max(inference_macs(ELASTIC, a) for a in fitting)
+        assert ELASTIC.inference_macs(found) == max(ELASTIC.inference_macs(a) for a in fitting)
         assert method.assign(3, budget(limit + beside)) == found
 
 
@@ -777,7 +704,7 @@ def test_a_run_from_a_supernet_searches_by_the_accuracies_beside_its_weights(tmp
     first, second = run(engine, scorer, (1, 2), simulated_grid())
     assert (first["devices_replied"], second["devices_replied"]) == (4, 4)
     smallest = ElasticSpace.of(engine.method.family).smallest()
-    assert {a for kept in engine.method.personal_models.kept.values() for a in kept} == {smallest}
+    assert {a for kept in engine.method.kept.values() for a in kept} == {smallest}
     assert drawn.method.assign(0, engine.assignments[0].budget) == ElasticSpace.of(engine.method.family).largest()
 
 
@@ -795,7 +722,7 @@ def test_the_state_is_the_knowledge_network_and_who_has_what():
     first, second = rafl(), rafl()
     owner_of(first, 3, FAMILY.width(0.5))
     second.load(first.state())
-    assert second.personal_models.kept == {3: [FAMILY.width(0.5)]}
+    assert second.kept == {3: [FAMILY.width(0.5)]}
     assert all((second.knowledge.weights[name] == value).all() for name, value in first.knowledge.weights.items())
 
 
@@ -812,7 +739,7 @@ def test_only_the_knowledge_network_travels_once_all_devices_have_their_models(t
     first, second = run(engine, scorer, (1, 2), grid)
     family, method = engine.method.family, engine.method
     small = sum(4 * value.numel() for value in method.knowledge.weights.values())
-    models = [kept[0] for kept in method.personal_models.kept.values()]
+    models = [kept[0] for kept in method.kept.values()]
     personal = sum(4 * sum(torch.Size(spec.shape).numel() for spec in family.tensors(a).values()) for a in models)
     assert len(models) == 6
     assert (first["training_bytes_down"], first["training_bytes_up"]) == (6 * small + personal, 6 * small)
@@ -838,8 +765,8 @@ def test_a_device_that_lost_its_model_helps_without_it_and_is_sent_the_supernets
     # The loss is counted once: the device kept nothing in the second round that it could lose again.
     assert (third["devices_state_lost"], third["metrics"]["personal_models_lost"]) == (0, 0)
     assert third["training_bytes_down"] > second["training_bytes_down"]
-    assert engine.method.personal_models.lost == 1
-    assert 2 in engine.method.personal_models.kept
+    assert engine.method.lost_models == 1
+    assert 2 in engine.method.kept
 
 
 def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp_path):
@@ -852,7 +779,7 @@ def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp
         records = run(engine, scorer, (1, 2), grid)
         small = sum(4 * value.numel() for value in engine.method.knowledge.weights.values())
         assert [(r["training_bytes_down"], r["training_bytes_up"]) for r in records] == [(6 * small, 6 * small)] * 2
-        assert len(engine.method.personal_models.kept) == 6
+        assert len(engine.method.kept) == 6
         files = sorted((tmp_path / name / "runs").rglob("personal-*"))
         drawn.append([file.read_bytes() for file in files])
     assert drawn[0] == drawn[1]
@@ -863,7 +790,7 @@ def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp
     third, fourth = run(engine, scorer, (3, 4), grid)
     assert third["metrics"]["personal_models_lost"] == 1
     assert fourth["metrics"]["personal_models_lost"] == 0
-    assert 2 in engine.method.personal_models.kept  # and it was drawn anew
+    assert 2 in engine.method.kept  # and it was drawn anew
 
 
 def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tmp_path):
@@ -873,7 +800,7 @@ def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tm
     [model] = engine.evaluation.scored.values()
     assert record["score"] == scorer(model).score
     assert all((model.weights[name] == value).all() for name, value in engine.method.knowledge.weights.items())
-    assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.personal_models.kept}
+    assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.kept}
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
@@ -886,7 +813,7 @@ def test_devices_score_the_knowledge_network_on_their_own_examples(epochs, tmp_p
     method, device_state = engine.method, tmp_path / "runs" / "small" / "device-state"
     task = load_task(TaskSpec.from_json(engine.settings.task))
     shares = []
-    for device, [architecture] in sorted(method.personal_models.kept.items()):
+    for device, [architecture] in sorted(method.kept.items()):
         weights = {name: value.clone() for name, value in method.knowledge.weights.items()}
         own = with_weights(method.knowledge.family, method.knowledge.architecture, weights)
         if epochs:

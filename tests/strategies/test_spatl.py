@@ -65,14 +65,6 @@ def test_coordinates_are_averaged_over_those_who_returned_them():
     assert method.control[CONV][:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.1, 0.3, 0.2, 0.2, 0.0], abs=1e-6)
 
 
-def test_the_servers_rate_scales_the_step():
-    method = spatl(eta=0.5)
-    method.weights = {name: torch.full_like(value, 0.2) for name, value in method.weights.items()}
-    answer(method, 0.6, 0.0, first=0)
-    finish(method, 1)
-    assert method.weights[CONV][0, 0, 0, 0].item() == pytest.approx(0.4, abs=1e-6)
-
-
 @pytest.mark.parametrize("channels", [[0, 0, 1], [2, 1, 0], [-1, 0, 1], [3, 4, 6]])
 def test_channels_that_cannot_be_are_refused_and_change_nothing(channels):
     method = spatl()

@@ -5,15 +5,39 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
+import typer
+
+import wildflower
+from wildflower.cli.options import print_table
 from wildflower.plugins.nearest import did_you_mean
+from wildflower.plugins.user_error import UserError
 
 MAIN = "run"  # the file that stands for its whole folder
 
 
-class BenchError(ValueError):
+class BenchError(UserError):
     """A benchmark that is not there; the text says which ones are."""
+
+
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The benchmark; without one they are listed.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="The benchmark's own, such as --jobs 2.")
+    ] = None,
+) -> None:
+    """Run a recorded benchmark of this clone: what its results lack, as the page in its folder says.
+
+    Its figures and tables are written beside it. It runs in the project's folder.
+    """
+    project = Path(wildflower.__file__).parents[1]
+    if name is None:
+        print_table(["benchmark", "what it is about"], benchmarks_of(project).items())
+    else:
+        start(project, name, arguments or [])
 
 
 def benchmarks_of(project: Path) -> dict[str, str]:

@@ -25,9 +25,10 @@ from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
 from wildflower.models.network import MeanOfExits
 from wildflower.plugins.extras import MissingExtraError, needed
+from wildflower.plugins.invalid import in_words
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
+from wildflower.plugins.user_error import UserError
 from wildflower.server_app.models import ModelInfo, Which, load_model, modules_of, network_of
-from wildflower.tasks.arguments import in_words
 
 Format = Literal["safetensors", "pt2", "onnx", "pte"]
 Program = Callable[[Tensor], Tensor]
@@ -45,7 +46,7 @@ DTYPES = {
 }
 
 
-class ExportError(RuntimeError):
+class ExportError(UserError):
     """A model that cannot be written or read; the text says why, and what would be right."""
 
 

@@ -3,28 +3,58 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from wildflower.cli.options import Insecure, RootCertificates, deployment_at, print_table
 from wildflower.cli.probe_command import report_rows
-from wildflower.launch.superlink import connected
-from wildflower.server_app.node_records import LastReport, read_nodes
-from wildflower.server_app.units import seconds_text
+from wildflower.plugins.user_error import UserError
+
+if TYPE_CHECKING:
+    from wildflower.server_app.node_records import LastReport
 
 HEADERS = ("node", "status", "device", "kind", "memory", "down", "up", "reported")
 
 
+def nodes(
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink that the nodes are connected to.")],
+    run_dir: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN_DIR", help="The folder of a run, for its nodes' last reports.")
+    ] = None,
+    root_certificates: RootCertificates = None,
+    insecure: Insecure = False,
+    release: Annotated[
+        int | None, typer.Option(metavar="NODE", help="Release a node from quarantine before the run's next round.")
+    ] = None,
+) -> None:
+    """List the nodes that a SuperLink knows, and with --run what each said last."""
+    from wildflower.server_app.node_records import ask_release
+
+    if release is not None and run_dir is None:
+        raise UserError("--release needs --run RUN_DIR, the run in which the node is quarantined")
+    deployment = deployment_at(superlink, root_certificates, insecure)
+    if release is not None and run_dir is not None:
+        ask_release(run_dir, release)
+    print_table(HEADERS, node_rows(deployment.address, deployment.root_certificates, run_dir))
+
+
 def node_rows(address: str, root_certificates: Path | None, run_dir: Path | None) -> list[list[str]]:
-    """Every node that the SuperLink knows, with what it said last in the run of a folder, if one is given.
+    """Return every node that the SuperLink knows, with what it said last in the run of a folder, if one is given.
 
     Raises FlowerError where the SuperLink does not answer, JournalError where the folder holds no reports.
     """
+    from wildflower.launch.superlink import connected
+    from wildflower.server_app.node_records import read_nodes
+
     reports = {} if run_dir is None else {report.node: report for report in read_nodes(run_dir)}
     with connected(address, root_certificates) as flower:
         found = flower.nodes()
     return table(found, reports, time.time())
 
 
-def table(nodes: Mapping[int, str], reports: Mapping[int, LastReport], now: float) -> list[list[str]]:
-    """One row per node: those that are connected first, then by device."""
+def table(nodes: Mapping[int, str], reports: Mapping[int, "LastReport"], now: float) -> list[list[str]]:
+    """Return one row per node: those that are connected first, then by device."""
     rows = []
     order = sorted(nodes, key=lambda n: (nodes[n] != "online", reports[n].device if n in reports else 2**63, n))
     for node in order:
@@ -34,7 +64,9 @@ def table(nodes: Mapping[int, str], reports: Mapping[int, LastReport], now: floa
     return rows
 
 
-def _cells(last: LastReport, now: float) -> Sequence[str]:
+def _cells(last: "LastReport", now: float) -> Sequence[str]:
+    from wildflower.server_app.units import seconds_text
+
     values = dict(report_rows(last.report))
     memory = values["memory"]
     if last.memory_factor < 1:

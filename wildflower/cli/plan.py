@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
+from wildflower.plugins.user_error import UserError
 from wildflower.rounds.connected_devices import ConnectedDevices
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.lateness import load_of
@@ -45,7 +46,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 """What may bind, and how a budget looks without it."""
 
 
-class PlanError(ValueError):
+class PlanError(UserError, ValueError):
     """An experiment that cannot be planned; the text says why, and what would be right."""
 
 

@@ -23,6 +23,7 @@ from wildflower.cli.export import (
 )
 from wildflower.devices.validation import one_line
 from wildflower.plugins.beside import looked_for_beside
+from wildflower.plugins.user_error import UserError
 from wildflower.server_app.models import Which, load_model, modules_of
 from wildflower.tasks.class_folders import SUFFIXES, is_image
 from wildflower.tasks.decoding import read_image
@@ -32,7 +33,7 @@ MODES = {1: "L", 3: "RGB"}  # by the number of channels
 ASKED_TOGETHER = 64
 
 
-class PredictError(ValueError):
+class PredictError(UserError):
     """A folder or a model that predictions cannot be made with; the text says why."""
 
 

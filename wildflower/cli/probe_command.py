@@ -1,26 +1,50 @@
 """What concerns devices: `wildflower probe` and `wildflower bandwidth-server`. Runs where no server is installed."""
 
+import json
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from wildflower.client_app.device_report import device_report
-from wildflower.client_app.node_config import read_node_config
-from wildflower.devices.bandwidth import make_server, read_token
-from wildflower.devices.resource_report import DeviceReport
+import typer
+
+from wildflower.cli.options import AsJson, print_table, wrong_values_told
+
+if TYPE_CHECKING:
+    from wildflower.devices.resource_report import DeviceReport
 
 
-def own_report(node_config: str, state_dir: Path | None) -> DeviceReport:
-    """The report of this machine under a node config as wildflower-node takes it. Raises ValueError."""
+def probe(
+    node_config: Annotated[
+        str, typer.Option(metavar="'KEY=VALUE ...'", help="As for wildflower-node, such as 'down-mbit-per-s=20'.")
+    ] = "",
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Where the node keeps its state; default: ~/.local/state/wildflower.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what this machine would report of itself as a node."""
+    with wrong_values_told():
+        report = own_report(node_config, state_dir)
+    if as_json:
+        typer.echo(json.dumps(report.to_json()))
+    else:
+        print_table(["", "this machine"], report_rows(report))
+
+
+def own_report(node_config: str, state_dir: Path | None) -> "DeviceReport":
+    """Return the report of this machine under a node config as wildflower-node takes it. Raises ValueError."""
+    from wildflower.client_app.device_report import device_report
+    from wildflower.client_app.node_config import read_node_config
+
     config = read_node_config(node_config)
     if state_dir is not None:
         config["state-dir"] = str(state_dir)
     return device_report(config)
 
 
-def report_rows(report: DeviceReport) -> list[list[str]]:
-    """What a report says, line by line: name and value with its unit."""
+def report_rows(report: "DeviceReport") -> list[list[str]]:
+    """Return what a report says, line by line: name and value with its unit."""
 
     def megabytes(nbytes: int | None) -> str:
         return "none" if nbytes is None else f"{nbytes / 1e6:,.0f} MB"
@@ -55,26 +79,27 @@ def report_rows(report: DeviceReport) -> list[list[str]]:
     return rows
 
 
-def serve_bandwidth(
-    address: str,
-    token_file: Path,
-    certificate: Path | None,
-    key: Path | None,
-    *,
-    insecure: bool,
-    say: Callable[[str], None],
+def bandwidth_server(
+    token_file: Annotated[Path, typer.Option(help="Holds the token that nodes must know, 16 letters or more.")],
+    address: Annotated[str, typer.Option(help="host:port to listen at.")] = "127.0.0.1:9100",
+    certificate: Annotated[Path | None, typer.Option(help="TLS certificate chain, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve without TLS: the token can be read.")] = False,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. ValueError or OSError where the service cannot be started as it is asked for."""
-    if insecure and (certificate or key):
-        raise ValueError("--insecure together with --certificate or --key: leave out one or the other")
-    if not insecure and (certificate is None or key is None):
-        raise ValueError("--certificate and --key are needed, or --insecure to serve without TLS")
-    pair = None if certificate is None or key is None else (key.read_bytes(), certificate.read_bytes())
-    server, port = make_server(address, read_token(token_file), pair)
+    """Let nodes measure their links: run this beside the SuperLink. Ends at SIGTERM or Ctrl-C."""
+    from wildflower.devices.bandwidth import make_server, read_token
+
+    with wrong_values_told():
+        if insecure and (certificate or key):
+            raise ValueError("--insecure together with --certificate or --key: leave out one or the other")
+        if not insecure and (certificate is None or key is None):
+            raise ValueError("--certificate and --key are needed, or --insecure to serve without TLS")
+        pair = None if certificate is None or key is None else (key.read_bytes(), certificate.read_bytes())
+        server, port = make_server(address, read_token(token_file), pair)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     server.start()
-    say(f"Bandwidth service at {address.rpartition(':')[0]}:{port}{' without TLS' if pair is None else ''}")
+    typer.echo(f"Bandwidth service at {address.rpartition(':')[0]}:{port}{' without TLS' if pair is None else ''}")
     stopped.wait()
     server.stop(grace=1.0).wait()

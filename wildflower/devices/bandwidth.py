@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
+from pydantic import BaseModel, Field
 
+from wildflower.devices.checked import STRICT, Above0, checked
 from wildflower.devices.resource_report import MIN_PROBE_BYTES
-from wildflower.devices.validation import check_number, check_whole, json_object
 
 CHUNK_BYTES = 16 * 1024  # the most; 16 chunks of the smallest stream that is used are enough to see a slow link
 CHUNKS = 16
@@ -45,7 +46,7 @@ class BandwidthError(RuntimeError):
 
 @dataclass(frozen=True)
 class Measured:
-    """What arrived of a stream behind its first quarter, and how long that took."""
+    """The bytes that arrived of a stream behind its first quarter, and how long that took."""
 
     nbytes: int
     seconds: float
@@ -56,8 +57,19 @@ class Measured:
         return self.nbytes * 8 / 1e6 / self.seconds
 
 
+class _Request(BaseModel):
+    model_config = STRICT
+    bytes: Annotated[int, Field(ge=MIN_BYTES, le=MAX_BYTES)]
+
+
+class _Answer(BaseModel):
+    model_config = STRICT
+    bytes: Annotated[int, Field(ge=1, lt=2**63)]
+    seconds: Above0
+
+
 class Arrivals:
-    """What has arrived of a stream, and when."""
+    """The bytes that have arrived of a stream, and when."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -73,7 +85,7 @@ class Arrivals:
             self._mark_bytes, self._mark_seconds = self.received_bytes, self._now_seconds
 
     def measured(self, over_seconds: float | None = None) -> Measured | None:
-        """The link's speed; None where the stream has ended within its first quarter, or came all at one moment.
+        """Return the link's speed; None where the stream has ended within its first quarter, or came all at one moment.
 
         Args:
             over_seconds: the stream has not ended, but its time, which was so long. A link that has not let a quarter
@@ -89,7 +101,7 @@ class Arrivals:
 
 
 def chunk_bytes(nbytes: int) -> int:
-    """The size of the chunks of a stream."""
+    """Return the size of the chunks of a stream."""
     return min(CHUNK_BYTES, nbytes // CHUNKS)
 
 
@@ -102,7 +114,7 @@ def random_chunks(nbytes: int, until: float) -> Iterator[bytes]:
 
 
 def read_token(path: Path) -> str:
-    """The token that a file holds; ValueError where it is short enough to be guessed."""
+    """Return the token that a file holds; ValueError where it is short enough to be guessed."""
     token = path.read_text(encoding="ascii").strip()
     if len(token) < MIN_TOKEN_BYTES:
         raise ValueError(f"{path}: the token has {len(token)} letters: at least {MIN_TOKEN_BYTES} are needed")
@@ -115,7 +127,7 @@ def read_token(path: Path) -> str:
 def make_server(
     address: str, token: str, certificate: tuple[bytes, bytes] | None, *, max_seconds: float = MAX_SECONDS
 ) -> tuple[grpc.Server, int]:
-    """A service that is not started yet, and its port (which the system chooses for port 0).
+    """Return a service that is not started yet, and its port (which the system chooses for port 0).
 
     Args:
         address: "host:port" to listen at.
@@ -161,13 +173,13 @@ class _Service:
         self._token, self._max_seconds = f"Bearer {token}".encode(), max_seconds
 
     def down(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """A message {"bytes": n} -> that many random bytes."""
+        """Answer a message {"bytes": n} with that many random bytes."""
         with self._bounded(context):
             nbytes = _asked(next(stream, b""), context)
             yield from random_chunks(nbytes, time.monotonic() + self._max_seconds)
 
     def up(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """A first message {"bytes": n}, then that many bytes -> {"bytes": counted, "seconds": it took}."""
+        """Answer a message {"bytes": n} and that many bytes with {"bytes": counted, "seconds": it took}."""
         with self._bounded(context):
             nbytes = _asked(next(stream, b""), context)
             arrivals, surplus = Arrivals(nbytes), threading.Event()
@@ -209,15 +221,12 @@ class _Service:
 
 
 def _asked(request: bytes, context: grpc.ServicerContext) -> int:
-    """The number of bytes that a request asks for, within what anyone may ask."""
+    """Return the number of bytes that a request asks for, within what anyone may ask."""
     try:
-        value = json_object(json.loads(request), "bandwidth request", ["bytes"])["bytes"]
-        nbytes = check_whole(value, "bytes", minimum=MIN_BYTES)
-        if nbytes > MAX_BYTES:
-            raise ValueError(f"bytes = {nbytes}: at most {MAX_BYTES}")
+        return checked(_Request, json.loads(request), "bandwidth request").bytes
     except (ValueError, RecursionError) as error:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:200])
-    return nbytes
+        raise
 
 
 # The client ----------------------------------------------------------------------------------------------------------
@@ -323,7 +332,6 @@ def _upload(
 
 
 def _answered(answer: bytes) -> Measured:
-    """The server's answer to an upload; ValueError where it is none."""
-    value = json_object(json.loads(answer), "bandwidth answer", ["bytes", "seconds"])
-    seconds = check_number(value["seconds"], "seconds", positive=True)
-    return Measured(check_whole(value["bytes"], "bytes", minimum=1), seconds)
+    """Return the server's answer to an upload; ValueError where it is none."""
+    said = checked(_Answer, json.loads(answer), "bandwidth answer")
+    return Measured(said.bytes, said.seconds)

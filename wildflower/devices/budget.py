@@ -1,18 +1,21 @@
-"""What a device may spend in one round."""
+"""The budget of a device: what it may spend in one round."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
+from wildflower.devices.checked import STRICT, Above0, AtLeast0, Whole
 from wildflower.devices.resource_report import DeviceReport
-from wildflower.devices.validation import MAX_WHOLE, check_number, check_whole
+from wildflower.devices.validation import MAX_WHOLE
 
 MIN_MBIT_PER_S = 1e-200
-"""What stands for a link of 0: bytes over it take longer than any round, and yet their time is a finite number."""
+"""The speed of a link of 0: bytes over it take longer than any round, and yet their time is a finite number."""
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Budget:
-    """What one device may spend in one round; checked when it is made.
+    """The means of one device for one round; checked when they are made.
 
     Attributes:
         memory_bytes: Peak memory of training.
@@ -26,55 +29,41 @@ class Budget:
             measured the device's speed.
     """
 
-    memory_bytes: int
-    download_bytes: int | None = None
-    upload_bytes: int | None = None
-    deadline_seconds: float | None = None
-    round_seconds: float | None = None
-    seconds_per_byte_down: float = 0.0
-    seconds_per_byte_up: float = 0.0
-    seconds_per_flop: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_whole(self.memory_bytes, "budget: memory_bytes")
-        if self.download_bytes is not None:
-            check_whole(self.download_bytes, "budget: download_bytes")
-        if self.upload_bytes is not None:
-            check_whole(self.upload_bytes, "budget: upload_bytes")
-        if self.deadline_seconds is not None:
-            check_number(self.deadline_seconds, "budget: deadline_seconds", positive=True)
-        if self.round_seconds is not None:
-            check_number(self.round_seconds, "budget: round_seconds", positive=True)
-        check_number(self.seconds_per_byte_down, "budget: seconds_per_byte_down")
-        check_number(self.seconds_per_byte_up, "budget: seconds_per_byte_up")
-        check_number(self.seconds_per_flop, "budget: seconds_per_flop")
+    memory_bytes: Whole
+    download_bytes: Whole | None = None
+    upload_bytes: Whole | None = None
+    deadline_seconds: Above0 | None = None
+    round_seconds: Above0 | None = None
+    seconds_per_byte_down: AtLeast0 = 0.0
+    seconds_per_byte_up: AtLeast0 = 0.0
+    seconds_per_flop: AtLeast0 = 0.0
 
     @property
     def both_ways_bytes(self) -> int | None:
-        """Weights that can travel both ways, such as a network that is sent and comes back; None: no limit."""
+        """Return the bytes that can travel both ways, such as a network that comes back; None: no limit."""
         return min((limit for limit in (self.download_bytes, self.upload_bytes) if limit is not None), default=None)
 
     @property
     def seconds_per_byte(self) -> float:
-        """Of what travels both ways."""
+        """Return the seconds of a byte that travels both ways."""
         return self.seconds_per_byte_down + self.seconds_per_byte_up
 
     def seconds(self, down_bytes: int, up_bytes: int, training_flops: float) -> float:
-        """How long a round takes in which these bytes travel, and an example takes `training_flops` to train."""
+        """Return how long a round takes in which these bytes travel, and an example takes `training_flops` to train."""
         traveling = down_bytes * self.seconds_per_byte_down + up_bytes * self.seconds_per_byte_up
         return traveling + training_flops * self.seconds_per_flop
 
     def can_travel(self, down_bytes: int, up_bytes: int) -> bool:
-        """Whether so much may travel to and from the device."""
+        """Return whether so much may travel to and from the device."""
         down = self.download_bytes is None or down_bytes <= self.download_bytes
         return down and (self.upload_bytes is None or up_bytes <= self.upload_bytes)
 
     def in_time(self, down_bytes: int, up_bytes: int, training_flops: float) -> bool:
-        """Whether such a round is over within `round_seconds`."""
+        """Return whether such a round is over within `round_seconds`."""
         return self.round_seconds is None or self.seconds(down_bytes, up_bytes, training_flops) <= self.round_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name: a dict of JSON scalars."""
+        """Return all fields by name: a dict of JSON scalars."""
         return asdict(self)
 
 
@@ -87,7 +76,7 @@ def budget_of(
     round_seconds: float | None = None,
     examples: int = 0,
 ) -> Budget:
-    """The budget of a device that reported `report`.
+    """Return the budget of a device that reported `report`.
 
     Memory is what the owner set apart, within what is available, or else `memory_fraction` of what is available. The
     payload of each way is what its link carries in `transfer_seconds`, or in the shorter time that the report names,
@@ -101,17 +90,12 @@ def budget_of(
         round_seconds: How long download, training and upload may take together; None: time sets no limit.
         examples: How many the device trains on in a round, one that comes twice counted twice.
     """
-    fraction = check_number(memory_fraction, "memory_fraction", positive=True)
-    if fraction > 1:
-        raise ValueError(f"memory_fraction = {memory_fraction!r}: must be at most 1")
     if report.memory_limit_bytes is None:
         # A float may round up.
-        memory_bytes = min(int(report.memory_available_bytes * fraction), report.memory_available_bytes)
+        memory_bytes = min(int(report.memory_available_bytes * memory_fraction), report.memory_available_bytes)
     else:
         memory_bytes = min(report.memory_limit_bytes, report.memory_available_bytes)
 
-    if transfer_seconds is not None:
-        check_number(transfer_seconds, "transfer_seconds", positive=True)
     times = [seconds for seconds in (transfer_seconds, report.transfer_limit_seconds) if seconds is not None]
 
     def limit_bytes(mbit_per_s: float | None) -> int | None:
@@ -138,11 +122,11 @@ def budget_of(
 
 
 def _seconds_per_byte(mbit_per_s: float | None) -> float:
-    """Of a link, 0 where nobody measured it. One that carries nothing takes longer than any round."""
+    """Return the time of a byte over a link, 0 if nobody measured it; more than any round if it carries nothing."""
     return 0.0 if mbit_per_s is None else 8e-6 / max(mbit_per_s, MIN_MBIT_PER_S)
 
 
 def carried_bytes(mbit_per_s: float, seconds: float) -> int:
-    """Whole bytes that a link carries in `seconds`, at most 2^63 - 1."""
+    """Return the whole bytes that a link carries in `seconds`, at most 2^63 - 1."""
     carried = mbit_per_s * 1e6 * seconds / 8
     return int(carried) if carried < MAX_WHOLE else MAX_WHOLE

@@ -11,7 +11,7 @@ from wildflower.devices.validation import check_number, check_whole
 
 
 def transfer_seconds(trace: Trace | None, start_seconds: float, nbytes: int) -> float:
-    """How long `nbytes` take over a link whose capacity follows `trace`, from simulated second `start_seconds` on.
+    """Return how long `nbytes` take over a link whose capacity follows `trace`, from second `start_seconds` on.
 
     The capacity is constant within each second of the trace, and the trace starts over at its end.
 
@@ -72,7 +72,7 @@ class VirtualClock:
         self.now_seconds = check_number(now_seconds, "now_seconds")
 
     def timing(self, fleet: Fleet, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
-        """What a round that starts now takes on this device.
+        """Return what a round that starts now takes on this device.
 
         Download, training and upload follow one another, and a link changes along its trace while they last. The speed
         is that of the start of the round.

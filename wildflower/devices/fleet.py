@@ -5,12 +5,14 @@ device: a fleet of 100,000 devices costs what its sampled devices cost.
 """
 
 import hashlib
+import math
 import struct
 import tomllib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,19 +20,21 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from wildflower.devices.checked import MAX_FLOP_PER_S, MAX_MBIT_PER_S
 from wildflower.devices.quantity import (
-    COMPUTE_UNITS,
-    LINK_UNITS,
-    MEMORY_UNITS,
-    TIME_UNITS,
-    Fixed,
+    BYTES,
+    FLOPS,
+    LINK,
+    PAYLOAD,
+    SECONDS,
     Quantity,
-    parse_amount,
+    Uniform,
     parse_quantity,
 )
-from wildflower.devices.resource_report import MAX_FLOP_PER_S, MAX_MBIT_PER_S, DeviceReport
+from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.time_series import LINK_COLUMNS, MEMORY_COLUMNS, Trace, read_trace
 from wildflower.devices.validation import MAX_WHOLE, check_number
+from wildflower.plugins.invalid import one
 from wildflower.plugins.nearest import nearest
 
 Requirement = Callable[[float], tuple[int, int]]
@@ -39,44 +43,24 @@ MAX_FILE_BYTES = 2**20
 FLEETS_DIR = Path(__file__).parent / "fleets"
 
 
-def _memory(value: object) -> Quantity:
-    return parse_quantity(
-        value, lambda amount: check_number(parse_amount(amount, MEMORY_UNITS, "512 MB"), "bytes", maximum=MAX_WHOLE)
-    )
-
-
-def _link(value: object) -> Quantity:
-    return parse_quantity(
-        value,
-        lambda amount: check_number(parse_amount(amount, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MAX_MBIT_PER_S),
-    )
-
-
-def _speed(value: object) -> Quantity:
-    return parse_quantity(value, lambda amount: check_number(amount, "speed", positive=True))
-
-
-def _reference(value: object) -> float:
-    return check_number(parse_amount(value, COMPUTE_UNITS, "10 GFLOP/s"), "reference", positive=True)
-
-
-def _payload(value: object) -> int:
-    return int(check_number(parse_amount(value, MEMORY_UNITS, "400 kB"), "bytes", minimum=1, maximum=MAX_WHOLE))
-
-
-def _transfer(value: object) -> float:
-    return check_number(parse_amount(value, TIME_UNITS, "2 s"), "transfer", positive=True)
+def _speed(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError("must be a finite number above 0")
+    return float(value)
 
 
 def _link_range(value: object) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError("must be a list of two amounts, such as ['30 Mbit/s', '100 Mbit/s']")
-    low, high = (
-        check_number(parse_amount(end, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MAX_MBIT_PER_S) for end in value
-    )
+    low, high = map(LINK.amount, value)
     if low >= high:
         raise ValueError(f"{value[0]!r} is not less than {value[1]!r}; the lowest amount comes first")
     return low, high
+
+
+Memory = Annotated[Quantity, BeforeValidator(partial(parse_quantity, amount=BYTES.amount))]
+Link = Annotated[Quantity, BeforeValidator(partial(parse_quantity, amount=LINK.amount))]
+Name = Annotated[str, Field(min_length=1)]
 
 
 class GroupTable(BaseModel):
@@ -84,22 +68,22 @@ class GroupTable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
-    name: str = Field(min_length=1)
+    name: Name
     count: int | None = Field(default=None, ge=1)
     share: float | None = Field(default=None, gt=0, le=1)
-    kind: str = Field(default="simulated", min_length=1)
-    memory: Annotated[Quantity, BeforeValidator(_memory)] | None = None
-    training_memory: Annotated[Quantity, BeforeValidator(_memory)] | None = None
-    memory_trace: str | None = Field(default=None, min_length=1)
+    kind: Name = "simulated"
+    memory: Memory | None = None
+    training_memory: Memory | None = None
+    memory_trace: Name | None = None
     fits_width: float | None = Field(default=None, gt=0, le=1)
-    payload: Annotated[int, BeforeValidator(_payload)] | None = None
-    link: Annotated[Quantity, BeforeValidator(_link)] | None = None
-    down: Annotated[Quantity, BeforeValidator(_link)] | None = None
-    up: Annotated[Quantity, BeforeValidator(_link)] | None = None
-    down_trace: str | None = Field(default=None, min_length=1)
-    up_trace: str | None = Field(default=None, min_length=1)
+    payload: Annotated[float, BeforeValidator(PAYLOAD.amount)] | None = None
+    link: Link | None = None
+    down: Link | None = None
+    up: Link | None = None
+    down_trace: Name | None = None
+    up_trace: Name | None = None
     link_range: Annotated[tuple[float, float], BeforeValidator(_link_range)] | None = None
-    speed: Annotated[Quantity, BeforeValidator(_speed)] = Fixed(1.0)
+    speed: Annotated[Quantity, BeforeValidator(partial(parse_quantity, amount=_speed))] = Uniform(1.0, 1.0)
 
     @model_validator(mode="after")
     def _check(self) -> "GroupTable":
@@ -127,15 +111,15 @@ class FleetTable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    reference: Annotated[float, BeforeValidator(_reference)] = 10e9
-    transfer: Annotated[float, BeforeValidator(_transfer)] | None = None
+    reference: Annotated[float, BeforeValidator(FLOPS.amount)] = 10e9
+    transfer: Annotated[float, BeforeValidator(SECONDS.amount)] | None = None
     replaced_per_round: float = Field(default=0.0, ge=0, lt=1)
     group: list[GroupTable] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
 class Links:
-    """What one device's links carry, in Mbit/s over time; None: no limit."""
+    """The capacity of one device's links, in Mbit/s over time; None: no limit."""
 
     down: Trace | None
     up: Trace | None
@@ -239,7 +223,7 @@ class Fleet:
 
     @property
     def most_bytes(self) -> dict[str, dict[str, int | None]]:
-        """The most training memory of a device of each tier, and its payload limit, whatever the links carry.
+        """Return the most training memory of a device of each tier, and its payload limit, whatever the links carry.
 
         Under one file these differ between runs where it says `fits_width`.
         """
@@ -249,7 +233,7 @@ class Fleet:
         }
 
     def newcomers(self, exchanges: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which places among the present devices become free after a round, and the numbers of who takes them.
+        """Return which places among the present devices become free after a round, and the numbers of who takes them.
 
         Args:
             exchanges: How many times devices have been replaced before.
@@ -259,11 +243,11 @@ class Fleet:
         return places, np.arange(first, first + self.replaced)
 
     def tier(self, device: int) -> str:
-        """Name of the device's group."""
+        """Return the name of the device's group."""
         return self._group_of(device).name
 
     def report(self, device: int, simulated_seconds: float = 0.0) -> DeviceReport:
-        """What the device says of itself at that time."""
+        """Return what the device says of itself at that time."""
         group = self._group_of(device)
         memory_bytes = int(self._value(group.memory, "memory", device, simulated_seconds))
         links = self.links(device, simulated_seconds)
@@ -287,7 +271,7 @@ class Fleet:
         return speed * self._reference_flop_per_s
 
     def links(self, device: int, simulated_seconds: float = 0.0) -> Links:
-        """The device's links, for the clock.
+        """Return the device's links, for the clock.
 
         A trace runs from simulated second 0 on, whatever `simulated_seconds` is; a link that is drawn is a constant,
         and one that is drawn `every = "round"` is the constant of the round that starts at `simulated_seconds`.
@@ -307,15 +291,15 @@ class Fleet:
         return self._groups[bisect_right(self._ends, place)]
 
     def _draw(self, key: str, device: int, moment: bytes = b"") -> float:
-        """A number in [0, 1) that is the same for the same (seed, device, key, moment)."""
+        """Return a number in [0, 1) that is the same for the same (seed, device, key, moment)."""
         data = struct.pack("<qq", self._seed, device) + key.encode() + b"\0" + moment
         return (int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 11) / 2**53
 
     def _value(self, source: Quantity | Trace, key: str, device: int, simulated_seconds: float) -> float:
         if isinstance(source, Trace):
             return source.starting_at(self._offset(key, device, len(source.values))).at(simulated_seconds)
-        if isinstance(source, Fixed):
-            return source.value
+        if isinstance(source, Uniform) and source.low == source.high:
+            return source.low
         moment = struct.pack("<d", simulated_seconds) if source.every == "round" else b""
         return source.pick(self._draw(key, device, moment))
 
@@ -334,7 +318,7 @@ class Fleet:
 
 
 def bundled_fleet(name: str) -> Path:
-    """Path of a fleet file that comes with the project; ValueError names the nearest one if there is none."""
+    """Return the path of a fleet file that comes with the project; ValueError names the nearest one for none."""
     path = FLEETS_DIR / f"{name}.toml"
     names = [file.stem for file in FLEETS_DIR.glob("*.toml")]
     if name not in names:
@@ -343,7 +327,7 @@ def bundled_fleet(name: str) -> Path:
 
 
 def replaced_devices(path: str | Path, devices: int) -> int:
-    """How many devices a fleet file replaces after every round; ValueError as `Fleet.load`."""
+    """Return how many devices a fleet file replaces after every round; ValueError as `Fleet.load`."""
     path = Path(path).expanduser()
     table = _read_table(path)
     return _replaced(path, table, sum(_counts(path, table, devices)))
@@ -388,7 +372,7 @@ def _read_table(path: Path) -> FleetTable:
 
 
 def _explain(path: Path, raw: dict[str, Any], error: Any) -> str:
-    """One line for one of pydantic's errors: file, group, key, value, what is wrong."""
+    """Return one line for one of pydantic's errors: file, group, key, value, what is wrong."""
     location = list(error["loc"])
     where, valid = f"{path}", FleetTable.model_fields
     if len(location) > 1 and location[0] == "group":
@@ -396,21 +380,12 @@ def _explain(path: Path, raw: dict[str, Any], error: Any) -> str:
         group = raw["group"][index]
         name = group.get("name", f"number {index + 1}") if isinstance(group, dict) else f"number {index + 1}"
         where, valid, location = f"{path}: group {name!r}", GroupTable.model_fields, location[2:]
-    message = error["msg"].removeprefix("Value error, ")
-    if not location:
-        return f"{where}: {message}"
-    key = str(location[0])
-    if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key {key!r}, {nearest(key, valid)}"
-    if error["type"] == "missing":
-        return f"{where}: key {key!r} is missing"
-    if message.startswith(f"{key} = "):
-        return f"{where}: {message}"
-    return f"{where}: {key} = {error['input']!r}: {message}"
+    error["loc"] = tuple(location)
+    return f"{where}: {one(error, valid)}"
 
 
 def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
-    """Number of devices of every group."""
+    """Return the number of devices of every group."""
     shares = [group.share for group in table.group if group.share is not None]
     counts = [group.count for group in table.group if group.count is not None]
     if shares and counts:
@@ -437,7 +412,7 @@ def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
 
 
 def _digest(path: Path, table: FleetTable, folder: Path) -> str:
-    """One hash of all files that the fleet is made of."""
+    """Return one hash of all files that the fleet is made of."""
     names = [name for group in table.group for name in (group.memory_trace, group.down_trace, group.up_trace) if name]
     files = [path, *(folder / Path(name).expanduser() for name in names)]
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
@@ -460,13 +435,13 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
         except ValueError as error:
             raise ValueError(f"{where}: {key} = {name!r}: {error}") from error
 
-    payload_limit_bytes = table.payload
+    payload_limit_bytes = None if table.payload is None else int(table.payload)
     memory: Quantity | Trace | None = table.memory or table.training_memory or trace("memory_trace", MEMORY_COLUMNS)
     if table.fits_width is not None:
         if requirement is None:
             raise ValueError(f"{where}: fits_width = {table.fits_width}: needs a family with widths to measure")
         memory_bytes, payload_limit_bytes = requirement(table.fits_width)
-        memory = Fixed(float(memory_bytes))
+        memory = Uniform(float(memory_bytes), float(memory_bytes))
     assert memory is not None  # GroupTable wants one of them
     highest = float(memory.values.max()) if isinstance(memory, Trace) else memory.highest
     return _Group(

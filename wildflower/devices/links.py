@@ -1,33 +1,39 @@
-"""What a device knows of its links: measured by the probe now and then, kept in its state folder, averaged.
+"""A device's links: measured by the probe now and then, kept in its state folder, averaged.
 
 The probe may spend a share of the weights' traffic. That share is saved up until it pays for a measurement. The first
 one, and one where the newest figure is a day old, are made on credit, so that the first round has figures already.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from wildflower.devices.resource_report import MAX_MBIT_PER_S, MIN_PROBE_BYTES, DeviceReport
-from wildflower.devices.validation import check_number, check_text, check_whole, json_object, one_line
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from wildflower.devices.checked import MAX_MBIT_PER_S, STRICT, AtLeast0, Text, Whole, checked
+from wildflower.devices.node_config import SHARE, NodeConfig
+from wildflower.devices.resource_report import MIN_PROBE_BYTES, DeviceReport
+from wildflower.devices.validation import one_line
 
 MAX_PROBE_BYTES = 2**20
 OLDEST_SECONDS = 24 * 3600.0  # what was measured before says little of the link now
 RETRY_SECONDS = 60.0  # after a probe that failed
 LONGEST_RETRY_SECONDS = 3600.0  # after several in a row that cost something, each of which doubles the wait
 ANOTHER_LINK = 2.0  # a figure that is off by this factor is of another link, and not averaged with the old one's
-SHARE = 0.01
 FILE = "links.json"
-BANDWIDTH_KEYS = tuple(f"bandwidth-{key}" for key in ("address", "ca", "insecure", "token-file", "share"))
+
+Measured = Annotated[float, Field(gt=0, le=MAX_MBIT_PER_S)]
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """What the owner of a device wrote in its node config about its links.
+    """The links of a device as its node config describes them.
 
     Attributes:
         address: "host:port" of the bandwidth service; None: there is no probe.
@@ -46,72 +52,42 @@ class LinkSettings:
     up_mbit_per_s: float | None = None
 
     @classmethod
-    def from_node_config(cls, config: Mapping[str, object]) -> "LinkSettings":
-        """Read `bandwidth-address`, `-ca`, `-insecure`, `-token-file`, `-share`, `down-mbit-per-s`, `up-mbit-per-s`.
-
-        Raises ValueError, which names the key.
-        """
-
-        def text(key: str) -> str | None:
-            return None if key not in config else check_text(config[key], f"node config {key}")
-
-        def path(key: str) -> Path | None:
-            value = text(key)
-            return None if value is None else Path(value).expanduser()
-
-        def speed(key: str) -> float | None:
-            value = config.get(key)
-            return None if value is None else check_number(value, f"node config {key}", maximum=MAX_MBIT_PER_S)
-
-        share = check_number(config.get("bandwidth-share", SHARE), "node config bandwidth-share", maximum=1.0)
-        insecure = config.get("bandwidth-insecure", False)
-        if not isinstance(insecure, bool):
-            raise ValueError(f"node config bandwidth-insecure = {insecure!r}: must be true or false")
-        if "bandwidth-address" in config and insecure == ("bandwidth-ca" in config):
-            raise ValueError(
-                "node config bandwidth-address: give either bandwidth-ca, the certificate of the service's authority, "
-                "or bandwidth-insecure=true"
-            )
-        address, token_file = text("bandwidth-address"), path("bandwidth-token-file")
-        if address is not None and token_file is None:
-            raise ValueError("node config bandwidth-address without bandwidth-token-file: the service wants a token")
-        down, up = speed("down-mbit-per-s"), speed("up-mbit-per-s")
-        return cls(address, path("bandwidth-ca"), token_file, share, down, up)
+    def of(cls, config: NodeConfig) -> LinkSettings:
+        """Return what a node config says of the links."""
+        ca, token = config.bandwidth_ca, config.bandwidth_token_file
+        return cls(
+            config.bandwidth_address,
+            None if ca is None else Path(ca).expanduser(),
+            None if token is None else Path(token).expanduser(),
+            config.bandwidth_share,
+            config.down_mbit_per_s,
+            config.up_mbit_per_s,
+        )
 
 
-@dataclass(frozen=True)
+@checked_dataclass(config=STRICT, frozen=True)
 class LinkHistory:
-    """What the probe has found so far; times are seconds since 1970.
+    """The findings of the probe so far; times are seconds since 1970.
 
     `credit_bytes` is what the probe may still spend; below 0 after the first measurement. `failures` counts those in a
     row that cost something.
     """
 
-    down_mbit_per_s: float | None = None
-    up_mbit_per_s: float | None = None
-    measured_at: float = 0.0
-    failed_at: float = 0.0
-    problem: str | None = None
-    credit_bytes: int = 0
-    failures: int = 0
+    down_mbit_per_s: Measured | None = None
+    up_mbit_per_s: Measured | None = None
+    measured_at: AtLeast0 = 0.0
+    failed_at: AtLeast0 = 0.0
+    problem: Text | None = None
+    credit_bytes: Annotated[int, Field(ge=-(2**40), lt=2**63)] = 0
+    failures: Whole = 0
 
     @classmethod
-    def load(cls, folder: Path) -> "LinkHistory":
-        """What a state folder holds; a file that is damaged is worth no more than none."""
+    def load(cls, folder: Path) -> LinkHistory:
+        """Return what a state folder holds; a file that is damaged is worth no more than none."""
         try:
-            value = json_object(json.loads((folder / FILE).read_text()), FILE, list(cls.__dataclass_fields__))
-            for key in ("down_mbit_per_s", "up_mbit_per_s"):
-                if value[key] is not None:
-                    check_number(value[key], key, positive=True, maximum=MAX_MBIT_PER_S)
-            for key in ("measured_at", "failed_at"):
-                check_number(value[key], key)
-            if value["problem"] is not None:
-                check_text(value["problem"], "problem")
-            check_whole(value["credit_bytes"], "credit_bytes", minimum=-(2**40))
-            check_whole(value["failures"], "failures")
+            return checked(cls, json.loads((folder / FILE).read_text()), FILE)
         except (OSError, ValueError):
             return cls()
-        return cls(**value)
 
     def save(self, folder: Path) -> None:
         """Write it beside, then rename."""
@@ -153,7 +129,7 @@ def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) ->
 
 
 def _probe_bytes(history: LinkHistory) -> int:
-    """How much to send each way: what has been saved up, but on a slow link what passes in a second."""
+    """Return how much to send each way: what has been saved up, but on a slow link what passes in a second."""
     slower = min(history.down_mbit_per_s or 0.0, history.up_mbit_per_s or 0.0)
     max_bytes = min(history.credit_bytes // 2, MAX_PROBE_BYTES, int(slower * 1e6 / 8))
     return MIN_PROBE_BYTES if history.failed_at else max(MIN_PROBE_BYTES, max_bytes)
@@ -190,12 +166,12 @@ def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: flo
 
 
 def _less(history: LinkHistory, spent_bytes: int) -> int:
-    """The credit that is left; a debt is bounded, so that a link is measured again soon after long trouble with it."""
+    """Return the credit that is left; a debt is bounded, so that a link is soon measured again after long trouble."""
     return max(history.credit_bytes - spent_bytes, -2 * MAX_PROBE_BYTES)
 
 
 def averaged(before: float | None, now: float) -> float:
-    """A link's speed by the past and one new measurement.
+    """Return a link's speed by the past and one new measurement.
 
     The mean of the times that a bit takes, half of it the new one's, so that old figures fade; a new one that is off by
     `ANOTHER_LINK` replaces them.
@@ -207,7 +183,7 @@ def averaged(before: float | None, now: float) -> float:
 
 
 def with_links(report: DeviceReport, settings: LinkSettings, history: LinkHistory) -> DeviceReport:
-    """The report with the links: as measured within a day, as the owner wrote them down, or as measured before."""
+    """Return the report with the links: as measured within a day, as the owner wrote them, or as measured before."""
     age = max(0.0, time.time() - history.measured_at)  # a board without a clock of its own may wake up in 1970
     links: dict[str, Any]
     written_down = settings.down_mbit_per_s is not None or settings.up_mbit_per_s is not None

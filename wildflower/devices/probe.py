@@ -1,4 +1,4 @@
-"""What the machine we run on has to offer: RAM and CPUs within the limits of its container, CUDA, the kind of board."""
+"""Probe of this machine: RAM and CPUs within the limits of its container, CUDA, the kind of board."""
 
 import os
 import platform
@@ -61,7 +61,7 @@ def probe_machine(root: Path = Path("/")) -> DeviceReport:
 
 
 def board_kind(root: Path = Path("/")) -> str:
-    """The board by its device tree ("raspberry-pi-4", "jetson-orin-nano"), or else the processor ("x86-64")."""
+    """Return the board by its device tree ("raspberry-pi-4", "jetson-orin-nano"), or else the processor ("x86-64")."""
     model = _device_tree(root, "model")
     for maker in ("Raspberry Pi", "NVIDIA Jetson"):
         if model.startswith(maker):
@@ -75,13 +75,13 @@ def board_kind(root: Path = Path("/")) -> str:
 
 
 def _device_tree(root: Path, name: str) -> str:
-    """A text of the device tree, without the NUL at its end; empty where there is no device tree."""
+    """Return a text of the device tree, without the NUL at its end; empty where there is no device tree."""
     text = _read(root / "proc" / "device-tree" / name)
     return "" if text is None else text.rstrip("\0\n ")
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file, None if it does not exist."""
+    """Return the text of a file, None if it does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -89,7 +89,7 @@ def _read(path: Path) -> str | None:
 
 
 def _ram(root: Path) -> tuple[int, int]:
-    """Bytes in all and free for this process."""
+    """Return the bytes in all and free for this process."""
     host = psutil.virtual_memory()
     totals, available = [host.total], [host.available]
     for folder in control_groups(root, "memory"):
@@ -118,7 +118,7 @@ def _temperature(root: Path) -> float | None:
 
 
 def _throttled(root: Path) -> bool | None:
-    """Whether the firmware of a Raspberry Pi or the kernel holds the processor back now."""
+    """Return whether the firmware of a Raspberry Pi or the kernel holds the processor back now."""
     # "soc" is "soc@107c000000" on a Raspberry Pi 5.
     for firmware in (root / "sys" / "devices" / "platform").glob("soc*/soc*:firmware/get_throttled"):
         with suppress(OSError, ValueError):
@@ -133,7 +133,7 @@ def _throttled(root: Path) -> bool | None:
 
 
 def _limit(*paths: Path) -> int | None:
-    """The number of bytes in the first of the files that exists; None if none exists or it says "max"."""
+    """Return the number of bytes in the first of the files that exists; None if none exists or it says "max"."""
     for path in paths:
         text = _read(path)
         if text is None:
@@ -148,7 +148,7 @@ def _limit(*paths: Path) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of file cache and kernel caches that count as used and that the kernel gives back on demand.
+    """Return the bytes of file cache and kernel caches that count as used and that the kernel gives back on demand.
 
     These are the same kinds of memory that the kernel counts into its own MemAvailable. The code of libraries is in the
     active part, and so it would otherwise depend on who read a file first how much memory a container seems to have.
@@ -183,7 +183,7 @@ def _cpus(root: Path) -> float:
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
-    """Folders of this process's control groups that may limit `controller`, from its own group up to the outermost.
+    """Return the folders of this process's control groups that may limit `controller`, the outermost last.
 
     In a container the outermost visible group is the container's own, and /proc/self/cgroup may still name the host's
     path to it: the mount table says which part of that path the mounted folder stands for.
@@ -231,7 +231,7 @@ class _Cuda:
 
 
 def _cuda(kind: str, root: Path) -> _Cuda | None:
-    """The current CUDA device, if there is one.
+    """Return the current CUDA device, if there is one.
 
     torch takes seconds to import on a small board, so it is imported only where NVIDIA's driver is.
     """

@@ -1,25 +1,24 @@
-"""What a device says of itself."""
+"""The report of a device: what it says of itself."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Literal, Self
 
-from wildflower.devices.validation import check_number, check_text, check_whole, json_object, shown
-from wildflower.plugins.nearest import nearest
+from pydantic import AfterValidator, Field, model_validator
+from pydantic.dataclasses import dataclass
 
-# More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
-MAX_MBIT_PER_S = 1e6
+from wildflower.devices.checked import STRICT, Above0, AtLeast0, FlopPerS, MbitPerS, Text, Whole, checked, printable
+
 MIN_PROBE_BYTES = 64 * 1024  # of one direction, and what the bandwidth service serves at least
-MAX_FLOP_PER_S = 1e18
-MAX_CELSIUS = 1000.0
-MAX_CPUS = 1e5
 MAX_KIND_LETTERS = 64
-MAX_INSTANCE_LETTERS = 32
-LINK_SOURCES = ("probe", "node config")
+
+Kind = Annotated[str, Field(max_length=MAX_KIND_LETTERS), AfterValidator(printable)]
+Instance = Annotated[str, Field(max_length=32), AfterValidator(printable)]
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class DeviceReport:
-    """What a device says of itself; checked when it is made, so that a report that exists is a valid one.
+    """The report of a device; checked when it is made, so that a report that exists is a valid one.
 
     Whole numbers are below 2^63, links at most 10^6 Mbit/s, and `flop_per_s` is at most 10^18. What has no age of its
     own was read while the report was made.
@@ -50,79 +49,44 @@ class DeviceReport:
         memory_is_ram: Whether messages lie in the same memory; false of a CUDA card with memory of its own.
     """
 
-    kind: str
-    memory_total_bytes: int
-    memory_available_bytes: int
-    down_mbit_per_s: float | None = None
-    up_mbit_per_s: float | None = None
-    accelerator: str | None = None
-    cpus: float = 1.0
-    flop_per_s: float | None = None
-    memory_limit_bytes: int | None = None
-    payload_limit_bytes: int | None = None
-    transfer_limit_seconds: float | None = None
-    down_age_seconds: float | None = None
-    up_age_seconds: float | None = None
-    links_from: str | None = None
-    links_problem: str | None = None
-    temperature_celsius: float | None = None
+    kind: Kind
+    memory_total_bytes: Whole
+    memory_available_bytes: Whole
+    down_mbit_per_s: MbitPerS | None = None
+    up_mbit_per_s: MbitPerS | None = None
+    accelerator: Text | None = None
+    cpus: Annotated[float, Field(gt=0, le=1e5)] = 1.0
+    flop_per_s: FlopPerS | None = None
+    memory_limit_bytes: Whole | None = None
+    payload_limit_bytes: Whole | None = None
+    transfer_limit_seconds: Above0 | None = None
+    down_age_seconds: AtLeast0 | None = None
+    up_age_seconds: AtLeast0 | None = None
+    links_from: Literal["probe", "node config"] | None = None
+    links_problem: Text | None = None
+    temperature_celsius: Annotated[float, Field(ge=-273.15, le=1000)] | None = None
     throttled: bool | None = None
     memory_is_ram: bool = True
-    speed_age_seconds: float | None = None
-    instance: str | None = None
-    instance_age_seconds: float | None = None
+    speed_age_seconds: AtLeast0 | None = None
+    instance: Instance | None = None
+    instance_age_seconds: AtLeast0 | None = None
 
-    def __post_init__(self) -> None:
-        check_text(self.kind, "device report: kind", maximum=MAX_KIND_LETTERS)
-        check_whole(self.memory_total_bytes, "device report: memory_total_bytes")
-        check_whole(self.memory_available_bytes, "device report: memory_available_bytes")
+    @model_validator(mode="after")
+    def _available(self) -> Self:
         if self.memory_available_bytes > self.memory_total_bytes:
             raise ValueError(
-                f"device report: memory_available_bytes = {self.memory_available_bytes}: "
-                f"must be at most memory_total_bytes = {self.memory_total_bytes}"
+                f"memory_available_bytes = {self.memory_available_bytes}: must be at most memory_total_bytes = "
+                f"{self.memory_total_bytes}"
             )
-        if self.accelerator is not None:
-            check_text(self.accelerator, "device report: accelerator")
-        check_number(self.cpus, "device report: cpus", positive=True, maximum=MAX_CPUS)
-        if self.down_mbit_per_s is not None:
-            check_number(self.down_mbit_per_s, "device report: down_mbit_per_s", maximum=MAX_MBIT_PER_S)
-        if self.up_mbit_per_s is not None:
-            check_number(self.up_mbit_per_s, "device report: up_mbit_per_s", maximum=MAX_MBIT_PER_S)
-        if self.flop_per_s is not None:
-            check_number(self.flop_per_s, "device report: flop_per_s", positive=True, maximum=MAX_FLOP_PER_S)
-        if self.memory_limit_bytes is not None:
-            check_whole(self.memory_limit_bytes, "device report: memory_limit_bytes")
-        if self.payload_limit_bytes is not None:
-            check_whole(self.payload_limit_bytes, "device report: payload_limit_bytes")
-        if self.transfer_limit_seconds is not None:
-            check_number(self.transfer_limit_seconds, "device report: transfer_limit_seconds", positive=True)
-        for name in ("down_age_seconds", "up_age_seconds", "speed_age_seconds"):
-            if getattr(self, name) is not None:
-                check_number(getattr(self, name), f"device report: {name}")
-        if self.links_from is not None and self.links_from not in LINK_SOURCES:
-            raise ValueError(
-                f"device report: links_from = {shown(self.links_from)}: {nearest(self.links_from, LINK_SOURCES)}"
-            )
-        if self.links_problem is not None:
-            check_text(self.links_problem, "device report: links_problem")
-        if self.temperature_celsius is not None:
-            check_number(
-                self.temperature_celsius, "device report: temperature_celsius", minimum=-273.15, maximum=MAX_CELSIUS
-            )
-        if self.throttled is not None and not isinstance(self.throttled, bool):
-            raise ValueError(f"device report: throttled = {shown(self.throttled)}: must be true, false or null")
-        if self.instance is not None:
-            check_text(self.instance, "device report: instance", maximum=MAX_INSTANCE_LETTERS)
-        if self.instance_age_seconds is not None:
-            check_number(self.instance_age_seconds, "device report: instance_age_seconds")
-        if not isinstance(self.memory_is_ram, bool):
-            raise ValueError(f"device report: memory_is_ram = {shown(self.memory_is_ram)}: must be true or false")
+        return self
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name: a dict of JSON scalars."""
+        """Return all fields by name: a dict of JSON scalars."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> "DeviceReport":
-        """The report of `to_json`, checked; ValueError names the key, its value and what would be right."""
-        return cls(**json_object(value, "device report", [field.name for field in fields(cls)]))
+        """Return the report of `to_json`, checked; ValueError names the key, its value and what would be right."""
+        if isinstance(value, Mapping) and (missing := [f.name for f in fields(cls) if f.name not in value]):
+            raise ValueError(f"device report: the key {missing[0]!r} is missing")
+        return checked(cls, value, "device report")

@@ -1,4 +1,4 @@
-"""How fast a device trains: measured once by a short training, and kept in its state folder.
+"""The speed of a device's training: measured once by a short training, and kept in its state folder.
 
 A round's training time is predicted as its floating point operations over this figure. It is that of convolutions of
 middling width; layers of few channels, and other layers, reach less of it.
@@ -11,12 +11,15 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wildflower.devices.resource_report import MAX_FLOP_PER_S, DeviceReport
-from wildflower.devices.validation import check_number, check_text, json_object
+from pydantic.dataclasses import dataclass
+
+from wildflower.devices import node_config
+from wildflower.devices.checked import MAX_FLOP_PER_S, STRICT, AtLeast0, FlopPerS, Text, checked
+from wildflower.devices.resource_report import DeviceReport
 
 if TYPE_CHECKING:
     import torch
@@ -27,25 +30,21 @@ WARM_UP_SECONDS, MEASURED_SECONDS = 0.05, 0.25  # of a container with a CPU quot
 BATCH, CHANNELS, SIDE, KERNEL = 16, 32, 16, 3  # of the convolution; its tensors have half a megabyte each
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Speed:
-    """What was measured, when (seconds since 1970), and on which machine."""
+    """A measurement: the speed, when (seconds since 1970), and on which machine."""
 
-    flop_per_s: float
-    measured_at: float
-    machine: str
+    flop_per_s: FlopPerS
+    measured_at: AtLeast0
+    machine: Text
 
     @classmethod
     def load(cls, folder: Path) -> Speed | None:
-        """What a state folder holds; a file that is damaged is worth no more than none."""
+        """Return what a state folder holds; a file that is damaged is worth no more than none."""
         try:
-            value = json_object(json.loads((folder / FILE).read_text()), FILE, list(cls.__dataclass_fields__))
-            check_number(value["flop_per_s"], "flop_per_s", positive=True, maximum=MAX_FLOP_PER_S)
-            check_number(value["measured_at"], "measured_at")
-            check_text(value["machine"], "machine")
+            return checked(cls, json.loads((folder / FILE).read_text()), FILE)
         except (OSError, ValueError):
             return None
-        return cls(**value)
 
     def save(self, folder: Path) -> None:
         """Write it beside, then rename."""
@@ -56,7 +55,7 @@ class Speed:
 
 
 def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path) -> DeviceReport:
-    """The report with the speed of training: as the owner wrote it down, or as measured here once.
+    """Return the report with the speed of training: as the owner wrote it down, or as measured here once.
 
     Args:
         report: of this machine.
@@ -65,12 +64,12 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
         folder: the device's state folder.
 
     Raises:
-        ValueError: `flop-per-s` is no speed.
+        ValueError: names the key of the node config that says what it must not.
     """
-    own = own_speed(config)
-    if own is not None:
-        return replace(report, flop_per_s=own)
-    if "gpu-trainer" in config:
+    owner = node_config.read(config)
+    if owner.flop_per_s is not None:
+        return replace(report, flop_per_s=owner.flop_per_s)
+    if owner.gpu_trainer is not None:
         return report
     now, machine = time.time(), f"{report.kind}, {report.cpus:g} CPUs, {report.accelerator or 'no accelerator'}"
     speed = Speed.load(folder)
@@ -82,15 +81,8 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
     return replace(report, flop_per_s=speed.flop_per_s, speed_age_seconds=max(0.0, now - speed.measured_at))
 
 
-def own_speed(config: Mapping[str, object]) -> float | None:
-    """The speed that the owner wrote down: `flop-per-s` in the node config. ValueError where that is no speed."""
-    if "flop-per-s" not in config:
-        return None
-    return check_number(config["flop-per-s"], "node config flop-per-s", positive=True, maximum=MAX_FLOP_PER_S)
-
-
 def measure() -> float:
-    """Floating point operations per second of training, on the GPU where PyTorch has one; takes a third of a second."""
+    """Return the operations per second of training, on the GPU where PyTorch has one; takes a third of a second."""
     import torch  # not small, and `wildflower --help` does without it
 
     on_gpu = torch.cuda.is_available()

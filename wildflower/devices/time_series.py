@@ -31,23 +31,23 @@ class Trace:
 
     @classmethod
     def of(cls, values: "list[float] | NDArray[np.float64]") -> "Trace":
-        """A trace of these values, one per second; a single value is a constant."""
+        """Return a trace of these values, one per second; a single value is a constant."""
         array = np.asarray(values, dtype=np.float64)
         return cls(array, np.concatenate([np.zeros(1), np.cumsum(array)]))
 
     def starting_at(self, offset_seconds: int) -> "Trace":
-        """The same trace (its arrays are shared) with simulated second 0 at `offset_seconds`."""
+        """Return the same trace (its arrays are shared) with simulated second 0 at `offset_seconds`."""
         return replace(self, offset_seconds=offset_seconds)
 
     def stretched(self, low: float, high: float) -> "Trace":
-        """The same course with its lowest value at `low` and its highest at `high`; ValueError where all are equal."""
+        """Return the course with its lowest value at `low` and its highest at `high`; ValueError if all are equal."""
         least, most = float(self.values.min()), float(self.values.max())
         if least == most:
             raise ValueError(f"all its values are {least:g}, so that it cannot be stretched to a range")
         return Trace.of(low + (self.values - least) * ((high - low) / (most - least)))
 
     def at(self, seconds: float) -> float:
-        """The value at a simulated second."""
+        """Return the value at a simulated second."""
         return float(self.values[math.floor(seconds + self.offset_seconds) % len(self.values)])
 
 

@@ -2,10 +2,6 @@
 
 import reprlib
 import sys
-from collections.abc import Collection
-from typing import Any
-
-from wildflower.plugins.nearest import nearest
 
 MAX_WHOLE = 2**63 - 1  # what PyTorch, NumPy and struct hold in a whole number
 MAX_LETTERS = 1000  # of a text from outside in a log or a record
@@ -14,27 +10,14 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 
 
 def one_line(text: str, maximum: int = MAX_LETTERS) -> str:
-    """A text from outside, fit for a terminal and a log: cut, and without control characters and line breaks."""
+    """Return a text from outside, fit for a terminal and a log: cut, and without control characters and line breaks."""
     cut = text if len(text) <= maximum else text[: maximum - 3] + "..."
     return "".join(letter if letter.isprintable() else " " for letter in cut)
 
 
 def shown(value: object) -> str:
-    """A value from outside as an error message shows it: its repr, cut."""
+    """Return a value from outside as an error message shows it: its repr, cut."""
     return one_line(_SHORT.repr(value), 200)
-
-
-def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, Any]:
-    """Return `value` if it is a dict with exactly these keys; ValueError names the wrong key and the nearest one."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what}: expected a JSON object, got {type(value).__name__}")
-    for key in value:
-        if key not in keys:
-            raise ValueError(f"{what}: unknown key {shown(key)}, {nearest(key, keys)}")
-    for key in keys:
-        if key not in value:
-            raise ValueError(f"{what}: key {key!r} is missing")
-    return value
 
 
 def check_whole(value: object, where: str, *, minimum: int = 0) -> int:
@@ -57,10 +40,3 @@ def check_number(
     if positive and value <= 0:
         raise ValueError(f"{where} = {shown(value)}: must be a finite number {bound}")
     return float(value)
-
-
-def check_text(value: object, where: str, *, maximum: int = MAX_LETTERS) -> str:
-    """Return `value` if it is one line of text: not blank, at most so many letters, all printable; else ValueError."""
-    if not isinstance(value, str) or not value.strip() or len(value) > maximum or not value.isprintable():
-        raise ValueError(f"{where} = {shown(value)}: must be a text of 1 to {maximum} printable letters")
-    return value

@@ -14,10 +14,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn, Protocol
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import psutil
-from typing_extensions import override
 
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.launch.starting import loading_modules
@@ -30,52 +29,33 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
 
 
-class Child(Protocol):
-    """What is asked of a run's process: a part of `subprocess.Popen`."""
+class Forked:
+    """The process of a run that was forked from this one, with the part of `subprocess.Popen` that runs are asked."""
 
-    @property
-    def pid(self) -> int:
-        """Its number."""
+    def __init__(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        self._process = process
+        self.pid: int = process.pid
 
     @property
     def returncode(self) -> int | None:
         """The code with which it has ended; None as long as it goes on."""
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send it a signal, as long as it goes on."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired."""
-
-
-class Forked(Child):
-    """The process of a run that was forked from this one."""
-
-    def __init__(self, process: BaseProcess) -> None:
-        self._process = process
-
-    @property
-    @override
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
-    @override
-    def returncode(self) -> int | None:
         return self._process.exitcode
 
-    @override
-    def send_signal(self, sig: int, /) -> None:
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, as long as it goes on."""
         if self._process.exitcode is None:
             os.kill(self.pid, sig)
 
-    @override
     def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("wildflower", timeout or 0.0)
         return self._process.exitcode
+
+
+Child = subprocess.Popen[bytes] | Forked
 
 
 def fork(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Forked:
@@ -153,7 +133,9 @@ def stop(processes: Sequence[Child], grace_seconds: float = GRACE_SECONDS) -> No
     left = list(processes)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         for process in left:
-            started = _descendants(process.pid) if number == signal.SIGKILL else []
+            started: list[psutil.Process] = []
+            with suppress(psutil.NoSuchProcess):
+                started = psutil.Process(process.pid).children(recursive=True) if number == signal.SIGKILL else []
             process.send_signal(number)
             for one in started:
                 with suppress(psutil.NoSuchProcess):
@@ -165,15 +147,8 @@ def stop(processes: Sequence[Child], grace_seconds: float = GRACE_SECONDS) -> No
             return
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
 def _wait(processes: Sequence[Child], seconds: float) -> None:
-    """Until all have ended, but not longer than this."""
+    """Wait until all have ended, but not longer than this."""
     end = time.monotonic() + seconds
     for process in processes:
         with suppress(subprocess.TimeoutExpired):

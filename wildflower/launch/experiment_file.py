@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.reference import is_reference, module_label
+from wildflower.plugins.user_error import UserError
 from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT, SET, MACHINE = "default", "--set", "this machine"
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError, ValueError):
     """Settings that no run can start with; the text says which one, where it was given and what would be right."""
 
 
@@ -217,7 +219,7 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     if not values["run-name"]:
         if values["resume"]:
             raise SettingsError("resume=true needs the run-name of the run to go on with")
-        values["run-name"] = _free_name(output_dir, f"{config.label}-{now:%Y%m%d-%H%M%S}")
+        values["run-name"] = free_name(output_dir, f"{config.label}-{now:%Y%m%d-%H%M%S}")
     return type(config).from_run_config(values), output_dir / values["run-name"]
 
 
@@ -235,19 +237,19 @@ def _with_absolute_folders(text: str, arguments: "TaskArguments | None", here: P
         may_be_folder = isinstance(extra, dict) and FOLDER.items() <= extra.items()
         if may_be_folder and isinstance(value, str) and value and (here / value).is_dir():
             found[key] = _absolute(value, here)
-    return _inline(values | found) if found else text
+    return inline(values | found) if found else text
 
 
-def _inline(values: Mapping[str, Any]) -> str:
-    """The inside of an inline table of TOML, which `parse_arguments` reads."""
+def inline(values: Mapping[str, Any]) -> str:
+    """Return the inside of an inline table of TOML, which `parse_arguments` reads."""
     keys = {key: key if key.isascii() and key.isidentifier() else toml(key) for key in values}
     return ", ".join(f"{keys[key]} = {_inline_value(value)}" for key, value in values.items())
 
 
 def _inline_value(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{{_inline(value)}}}"
-    if isinstance(value, list):
+        return f"{{{inline(value)}}}"
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(_inline_value, value))}]"
     return toml(value)
 
@@ -256,7 +258,8 @@ def _absolute(path: str, here: Path) -> str:
     return os.path.normpath(here / Path(path).expanduser())
 
 
-def _free_name(output_dir: Path, name: str) -> str:
+def free_name(output_dir: Path, name: str) -> str:
+    """Return a name, with a number where a folder of that name is there."""
     number, free = 1, name
     while (output_dir / free).exists():
         number += 1
@@ -267,6 +270,40 @@ def _free_name(output_dir: Path, name: str) -> str:
 def write_toml(values: Mapping[str, str | int | float | bool]) -> str:
     """Flat settings as TOML with quoted keys, which keeps "fedprox.mu" one key."""
     return "".join(f"{toml(key)} = {toml(value)}\n" for key, value in values.items())
+
+
+def nested_toml(values: Mapping[str, Any]) -> str:
+    """Settings as a person writes them: keys, then a table for each mapping and for each entry of a list of mappings.
+
+    Raises SettingsError for what is no setting's value.
+    """
+    plain: list[str] = []
+    tables: list[str] = []
+    for key, value in values.items():
+        name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml(key)
+        if isinstance(value, Mapping):
+            tables.append(f"\n[{name}]\n{nested_toml(value)}")
+        elif isinstance(value, list | tuple) and value and all(isinstance(part, Mapping) for part in value):
+            tables += [f"\n[[{name}]]\n{nested_toml(part)}" for part in value]
+        elif isinstance(value, list | tuple):
+            plain.append(f"{name} = [{', '.join(_toml_value(key, part) for part in value)}]\n")
+        else:
+            plain.append(f"{name} = {_toml_value(key, value)}\n")
+    return "".join(plain + tables)
+
+
+def _toml_value(key: str, value: object) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
+        return f"'{value}'"  # as a person writes arguments
+    if isinstance(value, bool | str):
+        return toml(value)
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return toml(float(value))
+    raise SettingsError(f"{key} = {value!r}: must be a text, a number, True or False, or a list of these")
 
 
 def toml(value: str | int | float | bool) -> str:

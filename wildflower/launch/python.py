@@ -7,10 +7,9 @@ import re
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from functools import cached_property
-from html import escape
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,33 +17,24 @@ from typing import TYPE_CHECKING, Any
 from wildflower.launch import child
 from wildflower.launch.app_log import WAITING, log_since, warnings_text
 from wildflower.launch.before import check_population
-from wildflower.launch.experiment_file import SettingsError, as_overrides, as_text, beside, place, resolve
+from wildflower.launch.experiment_file import SettingsError, beside, free_name, place, read_toml, resolve
 from wildflower.launch.following import LOOK_SECONDS, JournalWatch
-from wildflower.launch.showing import progress, summary_rows
+from wildflower.launch.objects import EXPERIMENT, FOLDER, Objects, are_objects, method_reference, written_down
+from wildflower.launch.python_settings import by_reference, grid_of, overrides_of, rows_of, with_dashes
+from wildflower.launch.results import Run, Sweep
+from wildflower.launch.showing import progress
 from wildflower.launch.superlink import interrupted_later, last_lines
-from wildflower.launch.sweeps import Row, check_seeds, folder_of, is_whole, make_rows, read_rows
+from wildflower.launch.sweeps import Row, check_seeds, folder_of, is_whole
 from wildflower.launch.sweeps import sweep as run_sweep
 from wildflower.launch.terminal import terminal
-from wildflower.plugins.extras import needed
+from wildflower.plugins.reference import is_reference, module_label
 from wildflower.server_app.compare import Comparison
 from wildflower.server_app.compare import compare as compare_runs
 from wildflower.server_app.resuming import check_folder, check_resumable
-from wildflower.server_app.run_folder import (
-    JournalError,
-    has_virtual_clock,
-    read_config,
-    read_devices,
-    read_rounds,
-    read_summary,
-    runs_of,
-)
-from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary
+from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary, runs_of
 from wildflower.server_app.summary import summarize
-from wildflower.server_app.tables import frame_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from wildflower.rounds.hooks import RoundHook
     from wildflower.server_app.config import RunConfig
 
@@ -70,112 +60,42 @@ class RunError(RuntimeError):
     """A run that has failed, or runs of a sweep; the text says why, and how to go on with what is finished."""
 
 
-class Run:
-    """What a run has left in its folder, finished or not.
-
-    Attributes:
-        folder: where it lies.
-        summary: its figures, as summary.json has them; of a run that has not ended those of its rounds so far.
-    """
-
-    def __init__(self, folder: Path, summary: Summary) -> None:
-        self.folder = folder
-        self.summary = summary
-
-    def __repr__(self) -> str:
-        return f"<Run {self.folder}: {self.status}, {self.summary.rounds} rounds>"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><td style="text-align:left;white-space:pre">{escape(name)}</td>'
-            f'<td style="text-align:left">{escape(value)}</td></tr>'
-            for name, value in summary_rows(self.summary, virtual_clock=has_virtual_clock(self.folder))
-        )
-        return f"<b>{escape(self.folder.name)}</b><table>{rows}</table>"
-
-    @property
-    def status(self) -> str:
-        """Finished, failed or unfinished."""
-        return self.summary.status
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """Every key of the run and its value."""
-        return dict(read_config(self.folder)["config"])
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """One row per finished round, by its number: docs/design.md says what is in it.
-
-        What a round has of every tier, exit or part of the work is a column each, such as
-        `delivered_score_by_tier.small`. Where a round was not evaluated, its scores are NaN. Bytes and seconds are
-        those of the round, `simulated_seconds` is the virtual clock at its end.
-        """
-        return frame_of(read_rounds(self.folder), RoundRecord).set_index("round")
-
-    @cached_property
-    def devices(self) -> pd.DataFrame:
-        """One row per device and round in which it was sampled: its tier, its model, what that took, and the outcome.
-
-        `architecture` holds dicts. What a device that did not train cannot have is missing.
-        """
-        finished = self.summary.rounds
-        records = [record for record in read_devices(self.folder) if record.round <= finished]
-        return frame_of(records, DeviceRecord, whole=("architecture",))
-
-    @property
-    def report(self) -> Path:
-        """The page about the run, report.html."""
-        return self.folder / "report.html"
-
-
-class Sweep:
-    """The finished runs of a sweep.
-
-    Attributes:
-        folder: where they lie.
-        runs: seed by seed, with each in the order of the rows and of the grid.
-        rows: of every run the name of its row; empty in a sweep without rows.
-        grid: the values of every key of the grid.
-    """
-
-    def __init__(self, folder: Path, runs: list[Run], rows: Sequence[str], grid: Mapping[str, Sequence[str]]) -> None:
-        self.folder = folder
-        self.runs = runs
-        self.rows = rows
-        self.grid = grid
-
-    def __repr__(self) -> str:
-        return f"<Sweep {self.folder}: {len(self.runs)} runs>"
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """One line per run: its row, its place in the grid, its seed, and its figures, shares between 0 and 1."""
-        with needed("pandas", "a table"):
-            import pandas as pd
-
-        rows = [{"row": row} for row in self.rows] or [{} for _ in self.runs]
-        own = [{key: run.config[key] for key in (*self.grid, "seed")} for run in self.runs]
-        places = [row | place for row, place in zip(rows, own, strict=True)]
-        names = [run.folder.name for run in self.runs]
-        figures = frame_of([run.summary for run in self.runs], Summary)
-        return pd.concat([pd.DataFrame(places, index=names), figures.set_axis(names)], axis="columns")
-
-    @cached_property
-    def comparison(self) -> Comparison:
-        """The runs side by side, and in words which method to take and how sure that is."""
-        return compare_runs([run.folder for run in self.runs], rows=self.rows)
-
-
-def run(experiment: str | os.PathLike[str], *, hooks: Sequence[RoundHook] = (), **settings: Any) -> Run:
+def run(
+    experiment: str | os.PathLike[str] | None = None,
+    *,
+    model: object = None,
+    data: object = None,
+    label: str | None = None,
+    test: object = None,
+    loss: object = None,
+    metric: object = None,
+    levels: Sequence[Mapping[str, Any]] | None = None,
+    hooks: Sequence[RoundHook] = (),
+    **settings: Any,
+) -> Run:
     """Run an experiment on simulated devices, as `wildflower run` does, in processes of its own.
 
+    Objects are written into the run's folder, as an experiment file with what it names (`Run.experiment`).
+
     Args:
-        experiment: the experiment file.
+        experiment: an experiment file; None where the arguments say everything.
+        model: a class of `nn.Module`, a function that returns a module, a module, or the name of a family. Parameters
+            called `classes` and `input_shape` are filled in.
+        data: `(x, y)` of arrays or tensors, a Dataset of PyTorch, a data set of Hugging Face's, a table of pandas, or
+            one of these for each device, as a list or a dict.
+        label: the column of labels, of tables.
+        test: as `data`, what models are scored on; None keeps a fifth of `data` for that.
+        loss: a function of outputs and labels that returns their mean over the batch, or a module such as
+            `nn.CrossEntropyLoss()`.
+        metric: a function of outputs and labels that returns a number for each example, or their mean; the higher the
+            better. Or the name of a metric, such as "f1".
+        levels: the arguments of the model's sizes, smallest first, such as `[{"width": 8}, {"width": 16}]`.
         hooks: what is done beside every round, such as `[EarlyStop(patience=5)]` (docs/extending.md). The run works
             with copies of them. A text names hooks as the key `hooks` does.
         settings: keys in place of the experiment's, with `_` for `-`: `learning_rate=0.1`. A method's own are given as
-            a dict: `fedprox={"mu": 0.1}`. `resume=True` with a `run_name` goes on with a run that was stopped.
+            a dict: `fedprox={"mu": 0.1}`. `strategy` may be a class; `fleet` a list of memory sizes, a dict of names
+            and sizes, or a list of tables; `budget` a share of the memory. `resume=True` with a `run_name` goes on
+            with a run that was stopped.
 
     Raises:
         SettingsError: no run can start with these settings; nothing was started.
@@ -183,10 +103,69 @@ def run(experiment: str | os.PathLike[str], *, hooks: Sequence[RoundHook] = (), 
         RunError: the run has failed.
         KeyboardInterrupt: the run was interrupted and stopped; the text says how it goes on.
     """
-    file = Path(experiment)
+    given = with_dashes(settings)
     if isinstance(hooks, str):
-        settings["hooks"], hooks = hooks, ()
-    overrides = _overrides(settings)
+        given["hooks"], hooks = hooks, ()
+    objects = Objects(model, data, label, test, loss, metric, levels)
+    with _experiment(experiment, objects, given, _run_folder) as (file, final):
+        return _run(file, final, hooks)
+
+
+def _run_folder(keys: dict[str, Any], label: str) -> Path:
+    """Give a run a name if it has none, and return its folder; SettingsError and JournalError as `run`."""
+    output_dir = Path(keys.get("output-dir", "runs")).expanduser().absolute()
+    if not keys.get("run-name"):
+        if keys.get("resume"):
+            raise SettingsError("resume=True needs the run_name of the run to go on with")
+        keys["run-name"] = free_name(output_dir, f"{label}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = output_dir / str(keys["run-name"])
+    check_folder(folder, bool(keys.get("resume")))
+    return folder
+
+
+@contextmanager
+def _experiment(
+    experiment: object, objects: Objects, given: dict[str, Any], folder: Callable[[dict[str, Any], str], Path]
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the experiment file of a call and the settings to lay over it; objects are written down for that.
+
+    Args:
+        folder: where they are, by the settings and by what the run is called.
+    """
+    if experiment is not None and not isinstance(experiment, str | os.PathLike):
+        raise SettingsError(
+            f"experiment = {experiment!r}: must be the name of an experiment file; a model is given as model=, and "
+            "data as data="
+        )
+    file = None if experiment is None else Path(experiment)
+    if not are_objects(objects, given):
+        if file is None:
+            raise SettingsError("there is nothing to run: give an experiment file, or model= and data=")
+        yield file, given
+        return
+    base = {} if file is None else with_dashes(read_toml(file, "the experiment"))
+    where = folder(given, _label(objects, {**base, **given}))
+    with written_down(base, objects, given, Path.cwd() if file is None else file.absolute().parent, where) as (
+        made,
+        keys,
+    ):
+        yield made, {key: keys[key] for key in given}
+
+
+def _label(objects: Objects, keys: Mapping[str, Any]) -> str:
+    """Return what a run is called that has no name: its method, and its model or task."""
+    strategy = keys.get("strategy", "")
+    if isinstance(strategy, type):
+        strategy = method_reference(strategy)
+    strategy = module_label(strategy) if is_reference(strategy) else strategy
+    model = objects.model
+    name = getattr(model, "__name__", type(model).__name__) if model is not None else keys.get("task", "own-data")
+    name = model if isinstance(model, str) else name
+    return "-".join(part for part in (strategy, re.sub(r"\W+", "-", str(name)).strip("-").lower()) if part)
+
+
+def _run(file: Path, settings: Mapping[str, Any], hooks: Sequence[RoundHook]) -> Run:
+    overrides = overrides_of(settings)
     with beside(file):
         config, folder = place(resolve(file, overrides, given_in="Python").config, Path.cwd(), datetime.now())
         check_folder(folder, config.resume)
@@ -197,8 +176,8 @@ def run(experiment: str | os.PathLike[str], *, hooks: Sequence[RoundHook] = (), 
         _check_hooks(hooks, config)
     told = [ignored] if (ignored := config.ignored_text()) else []
     for text in told:
-        warnings.warn(text, stacklevel=2)
-    overrides += _overrides({"run-name": config.run_name, "output-dir": config.output_dir})
+        warnings.warn(text, stacklevel=3)
+    overrides += overrides_of({"run-name": config.run_name, "output-dir": config.output_dir})
     earlier = len(read_rounds(folder))
     app_log = folder / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
@@ -219,7 +198,7 @@ def run(experiment: str | os.PathLike[str], *, hooks: Sequence[RoundHook] = (), 
                     for text in _first_warnings(Path(said.name)):
                         if text not in told:
                             told.append(text)
-                            warnings.warn(text, stacklevel=2)
+                            warnings.warn(text, stacklevel=3)
                     show.rounds(journal.rounds())
                     if ended:
                         break
@@ -230,7 +209,7 @@ def run(experiment: str | os.PathLike[str], *, hooks: Sequence[RoundHook] = (), 
             child.stop(started)
             raise
         if later := warnings_text(log_since(app_log, app_log_start), app_log, already=told):
-            warnings.warn(later, stacklevel=2)
+            warnings.warn(later, stacklevel=3)
         if process.returncode != 0:
             title = f"{config.run_name}: {config.strategy} on {config.task}, "
             reason = _reason(last_lines(Path(said.name), SAID_LINES), title)
@@ -303,26 +282,35 @@ def load(folder: str | os.PathLike[str]) -> Run:
 
 
 def sweep(
-    experiment: str | os.PathLike[str],
+    experiment: str | os.PathLike[str] | None = None,
     *,
     seeds: Iterable[int] = (1, 2, 3),
     rows: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None = None,
     grid: Mapping[str, Iterable[Any]] | None = None,
     jobs: int = 1,
     folder: str | os.PathLike[str] | None = None,
+    model: object = None,
+    data: object = None,
+    label: str | None = None,
+    test: object = None,
+    loss: object = None,
+    metric: object = None,
+    levels: Sequence[Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> Sweep:
     """Run an experiment with several seeds, rows and values, as `wildflower sweep` does, as far as runs are missing.
 
     Args:
-        experiment: the experiment file.
+        experiment: the experiment file; None where the arguments say everything.
         seeds: what every row and combination of values is run with.
         rows: named sets of settings, such as `{"slow": {"learning_rate": 0.01}}`, or a file of them
             (docs/configuration.md). With `"seeds": [1]` among its settings, a row runs with that seed only.
         grid: the values of keys, such as `{"strategy": ["heterofl", "fedrolex"], "learning_rate": [0.1, 0.01]}`; those
-            of a method's own keys as a dict: `{"fedprox": {"mu": [0.1, 1]}}`.
+            of a method's own keys as a dict: `{"fedprox": {"mu": [0.1, 1]}}`. A method may be a class.
         jobs: runs at a time, which share the CPU's cores.
-        folder: where the runs lie; by default runs/NAME-sweep, by the experiment's name. The same call goes on there.
+        folder: where the runs lie; by default runs/NAME-sweep, by the experiment's or the model's name. The same call
+            goes on there.
+        model, data, label, test, loss, metric, levels: as for `run`.
         settings: keys of all runs, as for `run`.
 
     Raises:
@@ -330,12 +318,31 @@ def sweep(
         RunError: some runs have failed; those that are finished stay.
         KeyboardInterrupt: the sweep was interrupted; the same call goes on with what is missing.
     """
-    file = Path(experiment)
-    texts = _grid(grid or {})
     if not is_whole(jobs, least=1):
         raise SettingsError(f"jobs = {jobs!r}: must be a whole number from 1 on")
-    where = folder_of(file, None if folder is None else Path(folder))
-    outcome = run_sweep(file, _overrides(settings), check_seeds(seeds), _rows(rows), texts, where, jobs, terminal())
+    grid, methods = by_reference(grid or {})
+    rows, of_rows = by_reference(rows)
+    objects = Objects(model, data, label, test, loss, metric, levels, (*methods, *of_rows))
+
+    def sweep_folder(keys: dict[str, Any], label: str) -> Path:
+        return folder_of(Path(label), None if folder is None else Path(folder))
+
+    with _experiment(experiment, objects, with_dashes(settings), sweep_folder) as (file, final):
+        written = file.name == EXPERIMENT and file.parent.name == FOLDER
+        where = file.parents[1] if written else sweep_folder({}, str(file))
+        return _sweep(file, final, check_seeds(seeds), rows_of(rows), grid_of(grid), where, jobs)
+
+
+def _sweep(
+    file: Path,
+    settings: Mapping[str, Any],
+    seeds: Sequence[int],
+    rows: Sequence[Row],
+    texts: Mapping[str, Sequence[str]],
+    where: Path,
+    jobs: int,
+) -> Sweep:
+    outcome = run_sweep(file, overrides_of(settings), seeds, rows, texts, where, jobs, terminal())
     if outcome.interrupted:
         done, total = len(outcome.finished), len(outcome.planned)
         raise KeyboardInterrupt(
@@ -381,71 +388,3 @@ def _folders(given: Runs) -> list[Path]:
     if isinstance(given, str | os.PathLike):
         return [Path(given)]
     raise JournalError(f"{given!r} is neither a run nor a sweep, nor the name of a folder of one")
-
-
-# Settings and tables --------------------------------------------------------------------------------------------------
-
-
-def _key(name: object) -> str:
-    if not isinstance(name, str):
-        raise SettingsError(f"{name!r} is no key of a run's configuration: it must be a text, such as 'learning_rate'")
-    return name.replace("_", "-")
-
-
-def _grid(grid: object, prefix: str = "") -> dict[str, list[str]]:
-    """The values of every key as texts; a dict in place of values has those of a method's own keys."""
-    if not isinstance(grid, Mapping):
-        raise SettingsError(
-            f'grid = {grid!r}: must be a dict of keys and their values, such as {{"strategy": ["heterofl", "fedavg"]}}'
-        )
-    texts: dict[str, list[str]] = {}
-    for name, values in grid.items():
-        key = f"{prefix}{_key(name)}"
-        if isinstance(values, Mapping) and not values:
-            raise SettingsError(f"grid {key}: there is no key of the method, such as {{{key!r}: {{'mu': [0.1, 1]}}}}")
-        found = _grid(values, f"{key}.") if isinstance(values, Mapping) else {key: _values(key, values)}
-        if twice := next((one for one in found if one in texts), None):
-            raise SettingsError(f"grid {twice}: it is given twice: put all its values into one list")
-        texts |= found
-    return texts
-
-
-def _values(key: str, values: object) -> list[str]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise SettingsError(f"grid {key} = {values!r}: must be a list of values")
-    values = [*values]
-    if of_several := next((value for value in values if isinstance(value, Mapping)), None):
-        first, value = next(iter(of_several.items()), ("KEY", "VALUE"))
-        raise SettingsError(
-            f"grid {key}: {of_several!r} is a set of settings, and a grid has lists of values: "
-            f"{{{key!r}: {{{first!r}: [{value!r}, ...]}}}}. Settings that go together are rows"
-        )
-    texts = [as_text(key, value) for value in values]
-    if not texts or len(set(texts)) < len(texts):
-        raise SettingsError(f"grid {key}: there is no value, or one stands there twice")
-    return texts
-
-
-def _with_dashes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the keys that their names in Python stand for, at every level."""
-    return {
-        _key(name): _with_dashes(value) if isinstance(value, Mapping) else value for name, value in settings.items()
-    }
-
-
-def _overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as the command takes them; SettingsError for what is no setting's value."""
-    return as_overrides(_with_dashes(settings))
-
-
-def _rows(rows: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None) -> list[Row]:
-    if rows is None:
-        return []
-    if isinstance(rows, str | os.PathLike):
-        return read_rows(Path(rows))
-    if not isinstance(rows, Mapping):
-        raise SettingsError(
-            f'rows = {rows!r}: must be a dict of named settings, such as {{"slow": {{"learning_rate": 0.01}}}}, or the '
-            "name of a file of them"
-        )
-    return make_rows({n: _with_dashes(r) if isinstance(r, Mapping) else r for n, r in rows.items()}, "rows")

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from wildflower.devices.private import private_open
+from wildflower.plugins.user_error import UserError
 
 CONNECTION = "wildflower"
 START_SECONDS = 60.0
@@ -32,7 +33,7 @@ LONGEST_FOLDER = 24
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class FlowerError(RuntimeError):
+class FlowerError(UserError):
     """Flower did not do what it was asked to; the text holds what it said."""
 
 
@@ -148,17 +149,9 @@ def superlink(log: Path) -> Iterator[SuperLink]:
     Raises FlowerError when it does not come up.
     """
     usual = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="wf-", dir=usual if len(usual) <= LONGEST_FOLDER else "/tmp"))
-    started: list[subprocess.Popen[bytes]] = []
-    try:
+    with _own_folder(usual if len(usual) <= LONGEST_FOLDER else "/tmp") as (folder, environment, started):
         (folder / "here").mkdir()
-        environment = flower_environment(os.environ, folder)
-        check_commands(environment, "flower-superlink", "flwr")
         yield _start(folder, environment, log, started)
-    finally:
-        with uninterrupted():
-            stop_everything(started, folder)
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -174,39 +167,57 @@ def connected(address: str, root_certificates: Path | None) -> Iterator[SuperLin
     check_address(address)
     if root_certificates is not None and not root_certificates.is_file():
         raise FlowerError(f"there are no root certificates at {root_certificates}")
-    folder = Path(tempfile.mkdtemp(prefix="wf-"))
+    with _own_folder() as (folder, environment, _):
+        _write_connection(environment, address, root_certificates)
+        yield SuperLink(None, folder, environment)
+
+
+@contextmanager
+def _own_folder(
+    parent: str | None = None,
+) -> Iterator[tuple[Path, dict[str, str], list[subprocess.Popen[bytes]]]]:
+    """Make a folder for Flower, with the environment to use it and a list for the processes that are started there.
+
+    However the block is left, every process that was started is stopped, and the folder removed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="wf-", dir=parent))
     started: list[subprocess.Popen[bytes]] = []
     try:
         environment = flower_environment(os.environ, folder)
-        check_commands(environment, "flwr")
-        home = Path(environment["FLWR_HOME"])
-        home.mkdir()
-        trust = (
-            "insecure = true"
-            if root_certificates is None
-            else f"root-certificates = {json.dumps(str(root_certificates.absolute()))}"
-        )
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f"[superlink.{CONNECTION}]\naddress = {json.dumps(address)}\n{trust}\n",
-            encoding="utf-8",
-        )
-        yield SuperLink(None, folder, environment)
+        for command in ("flower-superlink", "flwr"):
+            if shutil.which(command, path=environment["PATH"]) is None:
+                where = f"install Wildflower anew into {sys.prefix}"
+                raise FlowerError(f"Flower's command {command} was not found: {where}")
+        yield folder, environment, started
     finally:
         with uninterrupted():
-            stop_everything(started, folder)  # what still follows a log
+            stop_everything(started, folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _write_connection(environment: Mapping[str, str], address: str, root_certificates: Path | None) -> None:
+    """Tell Flower's commands which SuperLink they talk to; without root certificates they do so without TLS."""
+    trust = "insecure = true"
+    if root_certificates is not None:
+        trust = f"root-certificates = {json.dumps(str(root_certificates.absolute()))}"
+    home = Path(environment["FLWR_HOME"])
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+        f"[superlink.{CONNECTION}]\naddress = {json.dumps(address)}\n{trust}\n",
+        encoding="utf-8",
+    )
+
+
 def check_address(address: str) -> None:
-    """FlowerError unless an address is HOST:PORT."""
+    """Raise FlowerError unless an address is HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise FlowerError(f"--superlink {address}: must be HOST:PORT, such as 127.0.0.1:8000")
 
 
 def flower_environment(outer: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of everything that is started: no telemetry, no installations, one thread per worker."""
+    """Return the environment of everything that is started: no telemetry, no installations, one thread per worker."""
     scripts = sysconfig.get_path("scripts")
     environment = {
         # Two threads per worker on busy cores are several times slower than one. Whoever sets these knows better.
@@ -232,23 +243,10 @@ def flower_environment(outer: Mapping[str, str], folder: Path) -> dict[str, str]
     return environment
 
 
-def check_commands(environment: Mapping[str, str], *commands: str) -> None:
-    """Raise FlowerError unless Flower's commands can be found."""
-    for command in commands:
-        if shutil.which(command, path=environment["PATH"]) is None:
-            raise FlowerError(f"Flower's command {command} was not found: install Wildflower anew into {sys.prefix}")
-
-
 def _start(folder: Path, environment: dict[str, str], log: Path, started: list[subprocess.Popen[bytes]]) -> SuperLink:
-    home = Path(environment["FLWR_HOME"])
-    home.mkdir()
     for _ in range(MAX_PORTS):
         port = _free_port()
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
-            encoding="utf-8",
-        )
+        _write_connection(environment, f"127.0.0.1:{port}", None)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
         with private_open(log, "ab") as file:

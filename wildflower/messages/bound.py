@@ -20,7 +20,7 @@ ROOM = 16.0  # how many times a mean must fit into what honest devices can add u
 def bounded(
     returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], maximum: float
 ) -> tuple[dict[str, Tensor], bool]:
-    """A device's weights, no further from those that it was sent than `most`, and whether they were further.
+    """Return a device's weights, no further from those that it was sent than `most`, and whether they were further.
 
     The distance is the L2 norm over all tensors that it returns, batch norm's running statistics among them, since
     wrong ones do as much harm. Beyond the bound the change keeps its direction and is scaled down (norm clipping, Sun
@@ -45,7 +45,7 @@ def bounded(
 def bounded_change(
     returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], layout: Layout, maximum: float
 ) -> tuple[Tensor, bool]:
-    """How a device has changed what it was sent, at most of the L2 norm `maximum`, and whether it was further.
+    """Return a device's change of what it was sent, of the L2 norm `maximum` at most, and whether it was further.
 
     Unlike in `bounded`, where the result is of the weights' own type, no rounding takes it beyond the bound but that of
     a 64-bit float. A tensor that was not sent counts from zero.
@@ -74,7 +74,7 @@ def check_sum(
     class_spans: Sequence[tuple[int, int]] = (),
     norm_bound: float = 0.0,
 ) -> None:
-    """MessageError where a sum of updates that nobody has seen by themselves can be of no honest ones.
+    """Raise MessageError where a sum of updates that nobody has seen by themselves can be of no honest ones.
 
     With a norm bound, to which every device holds itself, the sum must lie within weight x bound of what was sent. Else
     every coordinate must lie within weight x `PLAUSIBLE` x the largest one of its tensor, which counts as 1 at least;

@@ -34,12 +34,12 @@ _EXPONENTS = (-126, 113)  # of these scales; both powers and their inverses are 
 
 
 def encoded_bytes(layout: Layout, wire: Wire) -> int:
-    """Bytes that the tensors of a layout take on the wire."""
+    """Return the bytes that the tensors of a layout take on the wire."""
     return layout.nbytes if wire == "float32" else sum(_nbytes(entry, wire) for entry in layout.entries)
 
 
 def encode(tensors: Mapping[str, Tensor], layout: Layout, wire: Wire) -> bytes:
-    """The tensors of a layout as they travel. MessageError where they are not those, or a value is not finite."""
+    """Return the tensors of a layout as they travel. MessageError if they are not those, or a value is not finite."""
     if wire == "float32":
         return pack(tensors, layout)
     if difference := layout.difference(Layout.of(tensors)):
@@ -48,7 +48,7 @@ def encode(tensors: Mapping[str, Tensor], layout: Layout, wire: Wire) -> bytes:
 
 
 def decode(data: bytes, layout: Layout, wire: Wire) -> dict[str, Tensor]:
-    """The tensors that bytes of the wire stand for, in memory of their own; MessageError where the length is wrong.
+    """Return the tensors of bytes of the wire, in memory of their own; MessageError if the length is wrong.
 
     Whatever the bytes are, as many values come of them as the layout says. They need not be finite.
     """
@@ -58,7 +58,7 @@ def decode(data: bytes, layout: Layout, wire: Wire) -> dict[str, Tensor]:
 
 
 def parts_of(data: bytes, layout: Layout, wire: Wire) -> list[tuple[Entry, memoryview]]:
-    """The bytes of every tensor, under another wire than "float32"; MessageError where the length is wrong."""
+    """Return the bytes of every tensor, under another wire than "float32"; MessageError where the length is wrong."""
     wanted = encoded_bytes(layout, wire)
     if len(data) != wanted:
         raise MessageError(f"weights encoded as {wire} have {len(data)} bytes instead of {wanted}")
@@ -71,7 +71,7 @@ def parts_of(data: bytes, layout: Layout, wire: Wire) -> list[tuple[Entry, memor
 
 
 def encode_entry(tensor: Tensor, entry: Entry, wire: Wire) -> bytes:
-    """One tensor as it travels under "int8" or "float16". MessageError where a value is not finite."""
+    """Return one tensor as it travels under "int8" or "float16". MessageError where a value is not finite."""
     tensor = tensor.detach().to("cpu").contiguous()
     if not entry.numel or entry.dtype != torch.float32:
         return _bytes_of(tensor)
@@ -94,7 +94,7 @@ def encode_entry(tensor: Tensor, entry: Entry, wire: Wire) -> bytes:
 
 
 def decode_entry(data: bytes | memoryview, entry: Entry, wire: Wire) -> Tensor:
-    """The tensor that `encode_entry` has encoded, in memory of its own."""
+    """Return the tensor that `encode_entry` has encoded, in memory of its own."""
     if not entry.numel:
         return torch.empty(entry.shape, dtype=entry.dtype)
     if entry.dtype != torch.float32:
@@ -109,18 +109,18 @@ def decode_entry(data: bytes | memoryview, entry: Entry, wire: Wire) -> Tensor:
 
 
 def may_be_a_change(entry: Entry) -> bool:
-    """Whether a tensor that a device was sent comes back as its change, and what rounding loses of it is kept."""
+    """Return whether a tensor that a device was sent comes back as its change, and what rounding loses is kept."""
     return entry.dtype == torch.float32 and not entry.name.endswith(STATISTICS)
 
 
 def start_of(sent: Mapping[str, Tensor], entry: Entry) -> Tensor | None:
-    """The tensor that a returned one is the change of, of those that a device was sent; None where it is a value."""
+    """Return the tensor that a device was sent, of which the returned one is the change; None if it is a value."""
     tensor = sent.get(entry.name)
     return tensor if tensor is not None and may_be_a_change(entry) and tensor.shape == entry.shape else None
 
 
 def restored(changes: Mapping[str, Tensor], sent: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """What a device returns, from what it says of its change and from what the server had for it.
+    """Return what a device returns, from what it says of its change and from what the server had for it.
 
     Tensors that it was not sent in that form, and batch norm's statistics, have travelled as values.
     """

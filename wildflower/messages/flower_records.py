@@ -19,14 +19,14 @@ _TEXT, _ARRAYS = "wildflower", "weights"
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a message may hold: bytes of JSON text, and how many arrays. Whoever sends more is not read."""
+    """The limits of a message: bytes of JSON text, and how many arrays. Whoever sends more is not read."""
 
     text_bytes: int
     arrays: int
 
 
 def make_records(text: str, arrays: Sequence[bytes] = ()) -> RecordDict:
-    """The records of one message: its JSON, and the packed arrays in order."""
+    """Return the records of one message: its JSON, and the packed arrays in order."""
     records = RecordDict({_TEXT: ConfigRecord({"json": text})})
     if arrays:
         records[_ARRAYS] = ArrayRecord(
@@ -36,7 +36,7 @@ def make_records(text: str, arrays: Sequence[bytes] = ()) -> RecordDict:
 
 
 def read_records(records: RecordDict, what: str, limits: Limits | None = None) -> tuple[str, list[bytes]]:
-    """The JSON text and the arrays of one message. Raises MessageError, with `what` the message should be.
+    """Return the JSON text and the arrays of one message. Raises MessageError, with `what` the message should be.
 
     Whatever a stranger could make large is counted before anything goes through it.
     """

@@ -1,4 +1,4 @@
-"""What is frozen of a sub-model, as it travels: the digests of all its tensors, and those tensors that a device lacks.
+"""The frozen part of a sub-model, as it travels: the digests of all its tensors, and those tensors that a device lacks.
 
 A sub-model's frozen part is named by the hash of its list of digests. Tensors are known by themselves, so that a device
 that holds them of one sub-model is sent none of them again for another one that is a cut of it, or shares layers.
@@ -23,53 +23,53 @@ BYTES_PER_TENSOR = DIGEST_BYTES + 1
 
 
 def frozen_nbytes(family: Family, architecture: Architecture) -> int:
-    """The most bytes that what is frozen of a sub-model takes in a message: those for a device that has nothing."""
+    """Return the most bytes that the frozen part of a sub-model takes: those for a device that has nothing of it."""
     layout = frozen_layout(family, architecture)
     return layout.nbytes + BYTES_PER_TENSOR * len(layout.entries)
 
 
 def name_of(data: bytes | memoryview) -> str:
-    """What bytes are known by: their SHA-256, as hex."""
+    """Return what bytes are known by: their SHA-256, as hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is frozen of a sub-model: the names of its tensors' bytes, in the order of its layout."""
+    """The frozen part of a sub-model: the names of its tensors' bytes, in the order of its layout."""
 
     tensors: tuple[str, ...]
 
     @property
     def listed(self) -> bytes:
-        """The list of digests as bytes."""
+        """Return the list of digests as bytes."""
         return b"".join(map(bytes.fromhex, self.tensors))
 
     @cached_property
     def name(self) -> str:
-        """The hash of the list."""
+        """Return the hash of the list."""
         return name_of(self.listed)
 
     @classmethod
     def read(cls, listed: bytes, layout: Layout) -> Part:
-        """The part of a list of digests; MessageError where it is not of as many tensors as the layout."""
+        """Return the part of a list of digests; MessageError where it is not of as many tensors as the layout."""
         if len(listed) != DIGEST_BYTES * len(layout.entries):
             raise MessageError(f"a list of {len(layout.entries)} frozen tensors has {len(listed)} bytes")
         return cls(tuple(listed[at : at + DIGEST_BYTES].hex() for at in range(0, len(listed), DIGEST_BYTES)))
 
 
 def packed_part(part: Part, contents: Mapping[int, bytes]) -> bytes:
-    """A part as it travels, with the bytes of some of its tensors by their place in it."""
+    """Return a part as it travels, with the bytes of some of its tensors by their place in it."""
     flags = bytes(place in contents for place in range(len(part.tensors)))
     return b"".join((part.listed, flags, *(contents[place] for place in sorted(contents))))
 
 
 def packed_nbytes(layout: Layout, places: Sequence[int]) -> int:
-    """Bytes of `packed_part` with the tensors of these places."""
+    """Return the bytes of `packed_part` with the tensors of these places."""
     return BYTES_PER_TENSOR * len(layout.entries) + sum(layout.entries[place].nbytes for place in places)
 
 
 def read_part(data: bytes, name: str, layout: Layout) -> tuple[Part, dict[str, memoryview]]:
-    """The part of this name and layout that a message brought, and the bytes of the tensors with it, by their names.
+    """Return the part of this name and layout that a message brought, and the bytes of its tensors by their names.
 
     They are views: a frozen part may be most of a model, and a small device holds the message already.
 

@@ -37,7 +37,7 @@ Words = NDArray[np.uint64]
 
 
 def threshold_of(members: int, minimum: int) -> int:
-    """How many members must answer to the end: more than two thirds, and as many as a sum must have at least.
+    """Return how many members must answer to the end: more than two thirds, and as many as a sum must have at least.
 
     With more than two thirds no server can gather both seeds of a device by telling its members different stories.
     """
@@ -45,33 +45,33 @@ def threshold_of(members: int, minimum: int) -> int:
 
 
 def enough_of(block: int) -> int:
-    """How many devices of a block must have confirmed it, before others reveal shares for its sum."""
+    """Return how many devices of a block must have confirmed it, before others reveal shares for its sum."""
     return threshold_of(block, 0)
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a device keeps to itself in one round; all of it follows from `root`."""
+    """The secrets of a device in one round; all of them follow from `root`."""
 
     root: bytes
 
     @cached_property
     def channel(self) -> X25519PrivateKey:
-        """The key under which other devices send it shares."""
+        """Return the key under which other devices send it shares."""
         return X25519PrivateKey.from_private_bytes(_derived(self.root, "channel"))
 
     @cached_property
     def mask_seed(self) -> bytes:
-        """The seed of the key that makes the masks it has in common with others; shared among all members."""
+        """Return the seed of the key that makes the masks it has in common with others; shared among all members."""
         return _derived(self.root, "mask", SEED_BYTES)
 
     @cached_property
     def own_seed(self) -> bytes:
-        """The seed of its own mask; shared among all members."""
+        """Return the seed of its own mask; shared among all members."""
         return _derived(self.root, "own", SEED_BYTES)
 
     def member(self, device: int) -> Member:
-        """What the others and the server know of it."""
+        """Return what the others and the server know of it."""
         return Member(
             device=device,
             channel_key=_public(self.channel),
@@ -81,22 +81,22 @@ class Secrets:
 
 
 def mask_key(seed: bytes) -> X25519PrivateKey:
-    """The key that stands behind `Member.mask_key`."""
+    """Return the key that stands behind `Member.mask_key`."""
     return X25519PrivateKey.from_private_bytes(_derived(seed, "mask key"))
 
 
 def is_seed_of_key(seed: bytes, member: Member) -> bool:
-    """Whether a seed is that of a member's mask key."""
+    """Return whether a seed is that of a member's mask key."""
     return _public(mask_key(seed)) == member.mask_key
 
 
 def is_own_seed(seed: bytes, member: Member) -> bool:
-    """Whether a seed is a member's own."""
+    """Return whether a seed is a member's own."""
     return hash_of(seed) == member.own_seed_hash
 
 
 def hash_of(own_seed: bytes) -> str:
-    """What a device tells of its own seed, so that another is found out."""
+    """Return what a device tells of its own seed, so that another is found out."""
     return hashlib.sha256(b"wildflower own seed" + own_seed).hexdigest()
 
 
@@ -120,7 +120,7 @@ def _agreed(own: X25519PrivateKey, other: str, purpose: str) -> bytes:
 
 
 def wrong_keys(member: Member) -> str:
-    """Why nobody can agree on anything with a member's keys; "" where they are right.
+    """Return why nobody can agree on anything with a member's keys; "" where they are right.
 
     With a point of low order every agreement gives zero, which X25519 refuses with any private key.
     """
@@ -137,7 +137,7 @@ def wrong_keys(member: Member) -> str:
 
 
 def with_keys_of_others(members: Iterable[Member]) -> set[int]:
-    """The devices that have a key or a hash that another device has too: each of them may be the one that copied."""
+    """Return the devices that share a key or a hash with another device: each may be the one that copied."""
     devices: defaultdict[str, set[int]] = defaultdict(set)
     for member in members:
         for value in (member.channel_key, member.mask_key, member.own_seed_hash):
@@ -146,17 +146,17 @@ def with_keys_of_others(members: Iterable[Member]) -> set[int]:
 
 
 def digest_of(*what: object) -> str:
-    """The SHA-256 of values that JSON can write."""
+    """Return the SHA-256 of values that JSON can write."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of_members(members: Sequence[Member], threshold: int, minimum: int) -> str:
-    """What a device has been told of a sum before it shares its seeds."""
+    """Return what a device has been told of a sum before it shares its seeds."""
     return digest_of([member.model_dump() for member in members], threshold, minimum)
 
 
 def digest_of_weights(tensor_sets: Mapping[str, bytes | memoryview], frozen: str) -> str:
-    """What tells weights that devices are sent from others, whatever else comes with them.
+    """Return what tells weights that devices are sent from others, whatever else comes with them.
 
     Args:
         tensor sets: all that devices are sent, packed. Of tensor sets with weights only these count: a method's other
@@ -172,7 +172,7 @@ def digest_of_weights(tensor_sets: Mapping[str, bytes | memoryview], frozen: str
 
 
 def digests_of(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> tuple[str, str]:
-    """The digest of the weights that an order brings, and that of all that every device of its sum is asked alike.
+    """Return the digests of the weights that an order brings, and of all that every device of its sum is asked alike.
 
     Who is asked something else adds something else: a server that lets the others train with a learning rate of 0, or
     from other weights, would know what they add (Pasquini et al., CCS 2022).
@@ -186,7 +186,7 @@ def digests_of(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> tuple
 
 
 def digest_of_asked(members: str, masked_with: Iterable[int], weights: str, work: str) -> str:
-    """What a device has been told before it masks its update; the masks that two devices have in common follow from it.
+    """Return the digest of what a device is told before it masks its update; the masks of two devices follow from it.
 
     So masks cancel only between devices that were told the same: the update of who was told otherwise is never seen.
     """
@@ -203,7 +203,7 @@ def stream(key: bytes, count: int) -> Words:
 
 
 def own_mask(own_seed: bytes, count: int) -> Words:
-    """The mask of a device alone, which survivors help to take away."""
+    """Return the mask of a device alone, which survivors help to take away."""
     return stream(_derived(own_seed, "own mask"), count)
 
 
@@ -230,26 +230,26 @@ def add_common_masks(into: Words, device: int, key: X25519PrivateKey, others: Ma
 
 
 def split_seed(seed: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a seed, any `threshold` of which give it."""
+    """Return shares of a seed, any `threshold` of which give it."""
     from Crypto.Protocol.SecretSharing import Shamir
 
     return [share for _, share in Shamir.split(threshold, count, seed, ssss=False)]
 
 
 def joined_seed(shares: Mapping[int, bytes]) -> bytes:
-    """The seed of shares, by their places from 0 in `split_seed`; as many as its threshold."""
+    """Return the seed of shares, by their places from 0 in `split_seed`; as many as its threshold."""
     from Crypto.Protocol.SecretSharing import Shamir
 
     return bytes(Shamir.combine([(place + 1, share) for place, share in shares.items()], ssss=False))
 
 
 def hash_of_share(share: bytes) -> str:
-    """What a device tells of a share, so that it is known who has lied where one is wrong."""
+    """Return what a device tells of a share, so that it is known who has lied where one is wrong."""
     return hashlib.sha256(b"wildflower share" + share).hexdigest()
 
 
 def seal(key: X25519PrivateKey, sender: int, to: Member, own_share: bytes, mask_share: bytes, members: str) -> bytes:
-    """A device's shares of both seeds for another device, which nobody else can read.
+    """Return a device's shares of both seeds for another device, which nobody else can read.
 
     members: the digest of all members; who has been told of others cannot unseal.
     """
@@ -258,7 +258,7 @@ def seal(key: X25519PrivateKey, sender: int, to: Member, own_share: bytes, mask_
 
 
 def unseal(key: X25519PrivateKey, device: int, sender: Member, sealed: bytes, members: str) -> tuple[bytes, bytes]:
-    """The shares of another device: of its own seed, and of that of its mask key. MessageError where they are not."""
+    """Return another device's shares of its own seed and of its mask key's seed. MessageError if they are not those."""
     secret = _agreed(key, sender.channel_key, f"shares of {sender.device} for {device}")
     try:
         both = ChaCha20Poly1305(secret).decrypt(_NONCE, sealed, members.encode())
@@ -268,7 +268,7 @@ def unseal(key: X25519PrivateKey, device: int, sender: Member, sealed: bytes, me
 
 
 def confirmation(key: X25519PrivateKey, sender: int, to: int, other: Member, said: str) -> str:
-    """What proves to a device that another has been told the same.
+    """Return what proves to a device that another has been told the same.
 
     Args:
         key: of the one of the two that computes it.

@@ -72,7 +72,7 @@ class StepReference(_Model):
 
 
 class LocalTraining(_Model):
-    """How a device trains: epochs over its data, or a number of steps where `steps` is given.
+    """The training of a device: epochs over its data, or a number of steps if `steps` is given.
 
     learning_rates: parts of the model that have another learning rate, and how many times the usual one that is.
     layout: how images lie in memory while a model trains; channels-last is faster on some networks, with other bits.
@@ -97,16 +97,16 @@ class LocalTraining(_Model):
 
     @property
     def examples_at_once(self) -> int:
-        """How many examples a device computes with at once: a whole batch, or a micro-batch."""
+        """Return how many examples a device computes with at once: a whole batch, or a micro-batch."""
         return min(self.micro_batch_size or self.batch_size, self.batch_size)
 
     @property
     def accumulates(self) -> bool:
-        """Whether gradients of several micro-batches are added up before a step."""
+        """Return whether gradients of several micro-batches are added up before a step."""
         return self.examples_at_once < self.batch_size
 
     def rate_of(self, name: str) -> float:
-        """How many times the learning rate a parameter has: as the longest part says that its name begins with."""
+        """Return the factor of a parameter's learning rate: that of the longest part that its name begins with."""
         fitting = [part for part in self.learning_rates if name == part or name.startswith(f"{part}.")]
         return self.learning_rates[max(fitting, key=len)] if fitting else 1.0
 
@@ -118,7 +118,7 @@ class LocalTraining(_Model):
 
 
 class Merge(_Model):
-    """How a node adds up the updates of its devices before it answers.
+    """The way in which a node adds up the updates of its devices before it answers.
 
     weighting: every device counts by its examples, or all alike.
     present_classes: rows of the classifier count only for devices that hold the class (HeteroFL).
@@ -129,7 +129,7 @@ class Merge(_Model):
 
 
 class WorkOrder(_Model):
-    """What one device is asked to do. A device may have several orders, which it does one after the other.
+    """The work that one device is asked to do. A device may have several orders, which it does one after the other.
 
     Attributes:
         order: its number, unlike any other's of the exchange.
@@ -201,7 +201,7 @@ class Batch(_Model):
 
 
 class Update(_Model):
-    """What one device answers to one order.
+    """The answer of one device to one order.
 
     Attributes:
         order: the number of that order.
@@ -248,7 +248,7 @@ class SumHeader(_Model):
 
 
 class Reply(_Model):
-    """What one node answers to one batch."""
+    """The answer of one node to one batch."""
 
     run: Line
     round: NonNegative
@@ -264,7 +264,7 @@ MAX_SHARES = 1024
 
 
 class Member(_Model):
-    """What all know of a device whose update is added up under masks: two public keys, and a hash of its own seed."""
+    """The public facts of a device whose update is added up under masks: two keys, and a hash of its own seed."""
 
     device: NonNegative
     channel_key: Hex64
@@ -311,7 +311,7 @@ class KeyBatch(_Model):
 
 
 class KeyAnswer(_Model):
-    """What one device answers to a `KeyOrder`; `error` where it could not.
+    """The answer of one device to a `KeyOrder`; `error` if it could not.
 
     Attributes:
         member: its new keys.
@@ -335,7 +335,7 @@ class KeyAnswer(_Model):
 
 
 class KeyReply(_Model):
-    """What one node answers to a `KeyBatch`."""
+    """The answer of one node to a `KeyBatch`."""
 
     run: Line
     round: NonNegative
@@ -398,7 +398,7 @@ class Score(_Model):
 
 
 class EvaluationReply(_Model):
-    """What one node answers to one evaluation batch."""
+    """The answer of one node to one evaluation batch."""
 
     run: Line
     round: NonNegative
@@ -406,7 +406,7 @@ class EvaluationReply(_Model):
 
 
 class DataQuestion(_Model):
-    """What a node is asked of the data that its devices hold themselves: sums and counts, never an example.
+    """The question about data that devices hold themselves: sums and counts, never an example.
 
     moments: whether sums per channel are needed, to normalize inputs.
     """
@@ -417,7 +417,7 @@ class DataQuestion(_Model):
 
 
 class DataAnswer(_Model):
-    """What a node says of its device's data."""
+    """The answer of a node about its device's data."""
 
     run: Line
     said: Summary

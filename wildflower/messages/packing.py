@@ -44,24 +44,24 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Return the bytes of the tensor."""
         return self.numel * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every tensor of a model lies in its packed array."""
+    """The places of a model's tensors in its packed array."""
 
     entries: tuple[Entry, ...]
 
     @classmethod
     def of(cls, tensors: Mapping[str, HasShape]) -> Layout:
-        """The layout of a state dict, or of a description of one, in its own order.
+        """Return the layout of a state dict, or of a description of one, in its own order.
 
         A tensor starts at a multiple of its item size, because a view of another dtype has to be aligned.
         """
@@ -76,7 +76,7 @@ class Layout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the packed array."""
+        """Return the bytes of the packed array."""
         return self.entries[-1].offset_bytes + self.entries[-1].nbytes if self.entries else 0
 
     @cached_property
@@ -94,7 +94,7 @@ class Layout:
         return [[e.name, list(e.shape), str(e.dtype).removeprefix("torch.")] for e in self.entries]
 
     def difference(self, other: Layout) -> str:
-        """What `other` has otherwise than this layout, in words; empty where they are equal."""
+        """Return what `other` has otherwise than this layout, in words; empty where they are equal."""
         mine = {e.name: e for e in self.entries}
         theirs = {e.name: e for e in other.entries}
         found = [f"missing tensor {name!r}" for name in mine if name not in theirs]
@@ -113,7 +113,7 @@ class Layout:
 
 
 def pack(state: Mapping[str, Tensor], layout: Layout) -> bytes:
-    """The packed bytes of `state`, whose tensors must be those of `layout` (MessageError otherwise)."""
+    """Return the packed bytes of `state`, whose tensors must be those of `layout` (MessageError otherwise)."""
     if difference := layout.difference(Layout.of(state)):
         raise MessageError(f"cannot pack weights: {difference}")
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
@@ -123,7 +123,7 @@ def pack(state: Mapping[str, Tensor], layout: Layout) -> bytes:
 
 
 def unpack(data: bytes, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of packed bytes, as views of one new buffer (MessageError where the length is wrong)."""
+    """Return the tensors of packed bytes, as views of one new buffer (MessageError where the length is wrong)."""
     if len(data) != layout.nbytes:
         raise MessageError(f"packed weights have {len(data)} bytes instead of {layout.nbytes}")
     if not data:
@@ -138,19 +138,19 @@ def _view(buffer: Tensor, entry: Entry) -> Tensor:
 
 
 def pick(arrays: Sequence[bytes], index: int, owner: str) -> bytes:
-    """The array that a field of the message points to."""
+    """Return the array that a field of the message points to."""
     if index >= len(arrays):
         raise MessageError(f"{owner}: points to array {index}, but the message carries {len(arrays)}")
     return arrays[index]
 
 
 def int64_bytes(values: Tensor) -> bytes:
-    """A flat int64 vector as little-endian bytes."""
+    """Return a flat int64 vector as little-endian bytes."""
     return values.numpy().astype("<i8", copy=False).tobytes()
 
 
 def int64_vector(data: bytes, numel: int, owner: str) -> Tensor:
-    """The vector of `int64_bytes`; MessageError where its length is not `numel`."""
+    """Return the vector of `int64_bytes`; MessageError where its length is not `numel`."""
     if len(data) != 8 * numel:
         raise MessageError(f"{owner}: a sum of {numel} values has {8 * numel} bytes, got {len(data)}")
     return torch.from_numpy(np.frombuffer(data, dtype="<i8").astype(np.int64))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def retry_closed_connections(retries: RetryInvoker) -> RetryInvoker:
-    """The same retries, which no longer give up where the server closes a connection without saying why.
+    """Return the same retries, which no longer give up where the server closes a connection without saying why.
 
     A certificate of another authority and every other error of TLS end them at once, as before.
     """
@@ -29,7 +29,7 @@ def retry_closed_connections(retries: RetryInvoker) -> RetryInvoker:
 
 
 def _closed(error: BaseException | None) -> bool:
-    """Whether what an error came from is a TLS connection that the other side has closed."""
+    """Return whether what an error came from is a TLS connection that the other side has closed."""
     while error is not None:
         if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
             return True

@@ -55,7 +55,7 @@ class WeightedSum:
 
     @classmethod
     def zeros(cls, layout: Layout, classes: int | None = None) -> WeightedSum:
-        """An empty sum over the tensors of `layout`; with `classes` it counts every class apart."""
+        """Return an empty sum over the tensors of `layout`; with `classes` it counts every class apart."""
         class_weight = None if classes is None else torch.zeros(classes, dtype=torch.int64)
         return cls(torch.zeros(layout.numel, dtype=torch.int64), 0, class_weight)
 
@@ -105,7 +105,7 @@ class WeightedSum:
         self.largest = bound
 
     def check(self, values: Tensor | Sequence[Tensor], weight: int) -> float:
-        """The bound of the sum after `add`. Raises MessageError as `add` does, and changes nothing."""
+        """Return the bound of the sum after `add`. Raises MessageError as `add` does, and changes nothing."""
         if weight < 1:
             raise MessageError(f"the weight of an update is a positive integer, got {weight}")
         factor = float(weight) * SCALE
@@ -122,7 +122,7 @@ class WeightedSum:
 
 
 def new_bound(bound: float, largest: float) -> float:
-    """The bound of a sum after an addition of at most `largest`; MessageError where the sum could overflow."""
+    """Return the bound of a sum after an addition of at most `largest`; MessageError where the sum could overflow."""
     if not bound + largest < ADDABLE:  # false for NaN too
         raise MessageError(
             "weights must be finite and small enough to add exactly, and some are not: where training has diverged, a "
@@ -132,7 +132,7 @@ def new_bound(bound: float, largest: float) -> float:
 
 
 def magnitude(values: Tensor) -> float:
-    """The largest absolute value of a tensor, found in one pass; NaN where one value is, and 0 of an empty tensor."""
+    """Return the largest absolute value of a tensor, in one pass; NaN if one value is, and 0 of an empty tensor."""
     if not values.numel():
         return 0.0
     # PyTorch finds no extremes of floats of 8 bits.
@@ -141,7 +141,7 @@ def magnitude(values: Tensor) -> float:
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """The name of the first tensor that holds a value that is not finite; "" where there is none.
+    """Return the name of the first tensor that holds a value that is not finite; "" where there is none.
 
     It takes no memory beside the tensors, because a device may have none left after its training.
     """
@@ -154,7 +154,7 @@ def _parts(values: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _without_absent(parts: Sequence[Tensor], present: Tensor, class_spans: tuple[tuple[int, int], ...]) -> list[Tensor]:
-    """The vectors with zeros in the rows of classes that are not `present`."""
+    """Return the vectors with zeros in the rows of classes that are not `present`."""
     found, offset = [], 0
     for part in parts:
         inside = [span for span in class_spans if offset <= span[0] < offset + part.numel()]
@@ -168,7 +168,7 @@ def _without_absent(parts: Sequence[Tensor], present: Tensor, class_spans: tuple
 
 
 def vectors(state: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
-    """All floating-point tensors of `layout`, one after the other (float32, or float64 where one of them is).
+    """Return all floating-point tensors of `layout`, one after the other (float32, or float64 where one of them is).
 
     Large tensors are vectors of their own, and views where that is possible. Small ones that follow each other are one.
     """
@@ -180,7 +180,7 @@ def vectors(state: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
 
 
 def flatten(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
-    """All floating-point tensors of `layout` in one vector, of the type that `vectors` has."""
+    """Return all floating-point tensors of `layout` in one vector, of the type that `vectors` has."""
     return torch.cat(_each(state, layout))
 
 
@@ -191,7 +191,7 @@ def _each(state: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
 
 
 def split(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The views of a flat vector that belong to every tensor of `layout`."""
+    """Return the views of a flat vector that belong to every tensor of `layout`."""
     views: dict[str, Tensor] = {}
     start = 0
     for entry in layout.entries:
@@ -201,18 +201,18 @@ def split(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def mean_of(total: WeightedSum, layout: Layout, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weighted mean that a sum over tensors of `layout` stands for, in the types of `like`."""
+    """Return the weighted mean that a sum over tensors of `layout` stands for, in the types of `like`."""
     mean = total.total.to(torch.float64) / (total.weight * SCALE)
     return {name: value.to(like[name].dtype) for name, value in split(mean, layout).items()}
 
 
 def device_weight(merge: Merge, examples: int, *, alike: bool = False) -> int:
-    """The weight of one device's update in a sum; `alike`: that of every other, whatever the tensor set says."""
+    """Return the weight of one device's update in a sum; `alike`: that of every other, whatever the tensor set says."""
     return examples if merge.weighting == "examples" and not alike else UNIT
 
 
 def present_mask(present: Iterable[int] | None, classes: int, owner: str) -> Tensor:
-    """The classes that a device holds, as a bool vector; MessageError where a class does not exist or none is given."""
+    """Return the classes that a device holds, as bools; MessageError for a class that does not exist, or none."""
     indices = sorted(set(present or ()))
     if not indices or indices[-1] >= classes:
         raise MessageError(f"{owner}: present classes {indices} are not some of 0..{classes - 1}")
@@ -231,7 +231,7 @@ def joined(sums: Mapping[str, WeightedSum]) -> Tensor:
 
 
 def disjoined(vector: Tensor, like: Mapping[str, WeightedSum], weights: Mapping[str, int]) -> dict[str, WeightedSum]:
-    """The sums that `joined` has put together.
+    """Return the sums that `joined` has put together.
 
     Args:
         like: empty sums of the same tensor sets.

@@ -45,7 +45,7 @@ class TensorSet:
 
     @classmethod
     def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None, *, steady: bool = True) -> TensorSet:
-        """The tensor set of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once.
+        """Return the set of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once.
 
         TypeError where a tensor is described by something else than a `wildflower.models.layers.TensorSpec`.
         """
@@ -67,13 +67,13 @@ class TensorSet:
 
 
 def frozen_layout(family: Family, architecture: Architecture) -> Layout:
-    """The layout of a sub-model's frozen tensors, which a device is sent once."""
+    """Return the layout of a sub-model's frozen tensors, which a device is sent once."""
     tensors = family.tensors(architecture) if family.freeze else {}
     return Layout.of({name: spec for name, spec in tensors.items() if spec.frozen})
 
 
 def nbytes(tensor_sets: Mapping[str, TensorSet], wire: Wire = "float32") -> int:
-    """Bytes of some tensor sets together, as they travel."""
+    """Return the bytes of some tensor sets together, as they travel."""
     return sum(encoded_bytes(tensor_set.layout, wire) for tensor_set in tensor_sets.values())
 
 
@@ -88,5 +88,5 @@ def digest(sent: Mapping[str, TensorSet], returned: Mapping[str, TensorSet]) -> 
 
 
 def parameters_of(tensors: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The tensors that are learned by gradients: all but what is frozen and batch norm's running statistics."""
+    """Return the tensors that are learned by gradients: all but what is frozen and batch norm's running statistics."""
     return {name: spec for name, spec in tensors.items() if not (spec.frozen or name.endswith(STATISTICS))}

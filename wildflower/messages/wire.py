@@ -30,22 +30,22 @@ DATA_ANSWER_LIMITS = Limits(
 
 
 def reply_limits(orders: int, groups: int, classes: int, tensor_sets: int = 1) -> Limits:
-    """How much may be in a reply to so many work orders of so many groups: tensors of each order, and sums of each."""
+    """Return the limits of a reply to work orders: tensors of each order, and sums of each group."""
     return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + classes * _CLASS_BYTES), (orders + groups) * tensor_sets)
 
 
 def evaluation_limits(orders: int, sums: int) -> Limits:
-    """How much may be in a reply to so many evaluation orders, with so many sums of metrics for each."""
+    """Return the limits of a reply to evaluation orders, with so many sums of metrics for each."""
     return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + sums * _NUMBER_BYTES), 0)
 
 
 def key_limits(orders: int, members: int) -> Limits:
-    """How much may be in a reply to so many steps of secure aggregation, among so many members."""
+    """Return the limits of a reply to steps of secure aggregation, among so many members."""
     return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + members * _SHARE_BYTES), 0)
 
 
 def to_records(model: BaseModel, arrays: Sequence[bytes] = ()) -> RecordDict:
-    """The records of one message: the model as JSON, and the packed arrays in order."""
+    """Return the records of one message: the model as JSON, and the packed arrays in order."""
     return make_records(model.model_dump_json(), arrays)
 
 

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from wildflower.plugins.user_error import UserError
+
 EXTRAS = {
     "sklearn": "server",
     "scipy": "server",
     "plotly": "server",
     "pandas": "server",
+    "matplotlib": "figures",
     "tensorboard": "server",
     "ray": "flower",
     "datasets": "hub",
@@ -28,7 +31,7 @@ EXTRAS = {
 """The extra of each library, by the name that is imported."""
 
 
-class MissingExtraError(ValueError):
+class MissingExtraError(UserError, ValueError):
     """A library that only some runs need is not installed; the text says what needs it, and how to install it."""
 
 

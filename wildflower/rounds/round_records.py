@@ -1,4 +1,4 @@
-"""What a round leaves in the journal (docs/design.md, "What a run leaves behind")."""
+"""What a round leaves in the journal (docs/run-folder.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the data of all devices have in common, from what each says of its own, and whose data do not fit."""
+"""The agreement of devices that hold their own data: what all have in common, and whose data do not fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wildflower.tasks.remarks import named
 
 @dataclass(frozen=True)
 class Declared:
-    """What the server says beforehand, by task-arguments or by a test set of its own; the rest is to be agreed."""
+    """The declarations of the server, by task-arguments or by a test set of its own; the rest is to be agreed."""
 
     form: Form | None = None
     input_shape: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class Declared:
 
 
 def declared_by(arguments: TaskArguments | None, test: DataSet | None = None) -> Declared:
-    """What task-arguments declare, and beside them the form and the labels of the server's test set, if it has one."""
+    """Return what task-arguments declare, and the form and labels of the server's test set, if it has one."""
     form = None if test is None else form_of(test)
     names = getattr(arguments, "classes", ())
     return Declared(
@@ -51,7 +51,7 @@ def declared_by(arguments: TaskArguments | None, test: DataSet | None = None) ->
 
 
 def agree(summaries: Iterable[Summary], declared: Declared, max_examples: int) -> tuple[Agreed, dict[int, str]]:
-    """What devices agree on, and why the data of some do not fit that.
+    """Return what devices agree on, and why the data of some do not fit that.
 
     What is declared holds. Else the form is that of most devices, labels are all that occur, and inputs are normalized
     by the mean and deviation over all devices. Of devices that are left out nothing is used.
@@ -96,7 +96,7 @@ def agree(summaries: Iterable[Summary], declared: Declared, max_examples: int) -
 
 
 def problem_of(summary: Summary, max_examples: int) -> str:
-    """Why what a device says cannot be right by itself, or what it says is wrong; "" for neither."""
+    """Return why what a device says cannot be right by itself, or what it says is wrong; "" for neither."""
     if summary.problem:
         return summary.problem
     if max(summary.examples, summary.test_examples) > max_examples:
@@ -121,7 +121,7 @@ def _labels_per_example(form: Form) -> int:
 
 
 def _implausible(moments: Moments, form: Form, examples: int) -> str:
-    """Why sums cannot be of so many examples, such as by the inequality of Cauchy and Schwarz; "" where they can."""
+    """Return why sums cannot be of so many examples, such as by Cauchy and Schwarz; "" if they can."""
     channels, per_input = form.input_shape[0], math.prod(form.input_shape[1:])
     if (len(moments.sums), len(moments.squares)) != (channels, channels):
         return f"it gives sums of {len(moments.sums)} channels, its inputs have {channels}"
@@ -144,13 +144,13 @@ def _implausible(moments: Moments, form: Form, examples: int) -> str:
 
 
 def _usual_form(forms: Sequence[Form], shape: Sequence[int]) -> Form | None:
-    """The form of most devices, among those of a declared shape; of several as frequent, the first by its text."""
+    """Return the form of most devices, of a declared shape; of several as frequent, the first by its text."""
     counts = Counter(form for form in forms if not shape or form.input_shape == tuple(shape))
     return min(counts, key=lambda form: (-counts[form], str(form)), default=None)
 
 
 def _other_spellings(summaries: Sequence[Summary]) -> dict[int, str]:
-    """The devices that write a label otherwise than most, in a way that nobody can see, and why they are left out.
+    """Return the devices that write a label otherwise than most, as nobody can see, and why they are left out.
 
     A device that has both spellings is not left out, because it may mean two classes; nor is any where as many write a
     label in one way as in the other, so that one device alone rules out none. See `label_warnings` for both.
@@ -169,7 +169,7 @@ def _other_spellings(summaries: Sequence[Summary]) -> dict[int, str]:
 
 
 def label_warnings(summaries: Iterable[Summary]) -> list[str]:
-    """Which labels may be slips for each other or stand for missing values, with the devices that have them."""
+    """Return which labels may be slips for each other or stand for missing values, with the devices that have them."""
     devices: dict[str, list[int]] = {}
     for summary in summaries:
         for name in summary.label_names:
@@ -180,7 +180,7 @@ def label_warnings(summaries: Iterable[Summary]) -> list[str]:
 def _label_names(
     summaries: Sequence[Summary], declared: tuple[str, ...], form: Form | None
 ) -> tuple[tuple[str, ...], dict[int, str]]:
-    """The labels of a run in order, and the devices that would bring too many, which are left out."""
+    """Return the labels of a run in order, and the devices that would bring too many, which are left out."""
     unfit: dict[int, str] = {}
     if declared or form is None or form.labels == "numbers":
         for summary in summaries:
@@ -236,6 +236,6 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def words_of(unfit: Mapping[int, str]) -> str:
-    """Which devices were left out and why, the first few of them."""
+    """Return which devices were left out and why, the first few of them."""
     told = [f"device {device}: {why}" for device, why in sorted(unfit.items())[:5]]
     return "; ".join(told) + (f"; and {len(unfit) - 5} more" if len(unfit) > 5 else "")

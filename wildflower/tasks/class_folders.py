@@ -32,12 +32,12 @@ OF_DEVICES = "folders of simulated devices, which are read for them alone"
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is one that is read as an image, by its name."""
+    """Return whether a file is one that is read as an image, by its name."""
     return path.suffix.lower() in SUFFIXES and not is_hidden(path)
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a file or folder is hidden, or kept by an operating system for itself."""
+    """Return whether a file or folder is hidden, or kept by an operating system for itself."""
     return path.name.startswith(".") or path.name.lower() in OF_SYSTEMS
 
 
@@ -75,7 +75,7 @@ def layout_of(folder: Path, classes: Collection[str], remarks: Remarks) -> Layou
 
 
 def _kind(folder: Path, classes: Collection[str]) -> str:
-    """Which split a folder is by its name: "train", "test", "validation", or "" for none."""
+    """Return which split a folder is by its name: "train", "test", "validation", or "" for none."""
     name = folder.name.lower()
     if label_text(folder.name) in classes:
         return ""
@@ -84,7 +84,7 @@ def _kind(folder: Path, classes: Collection[str]) -> str:
 
 
 def _has_classes(folder: Path) -> bool:
-    """Whether a folder has folders with images, a list of images, or what `datasets` wrote."""
+    """Return whether a folder has folders with images, a list of images, or what `datasets` wrote."""
     inside = entries(folder)
     if any(path.name in (*METADATA, SAVED[0]) for path in inside):
         return True
@@ -148,7 +148,7 @@ def _count_beside(folder: Path, parts: list[Path], kinds: dict[Path, str], remar
 
 
 def is_of_devices(folder: Path) -> bool:
-    """Whether a folder is that of simulated devices, as of `device_data.device_folder`: they are read as devices."""
+    """Return whether a folder is that of simulated devices (`device_data.device_folder`), which are read as devices."""
     return folder.name == "devices" and all(re.fullmatch(r"\d{4,}", p.name) for p in entries(folder) if p.is_dir())
 
 

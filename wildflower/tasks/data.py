@@ -7,26 +7,28 @@ machine share one copy of the pages and none of them imports the library that de
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import os
 import secrets
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from wildflower.plugins.extras import data_package_text
 from wildflower.tasks.labels import NO_LABEL, LabelKind
 from wildflower.tasks.remarks import Remark, Remarks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pydantic import BaseModel
 
@@ -35,7 +37,7 @@ SUMS_ROUND = 1e-14
 MAX_NAMED = 3  # files in an error
 STORED_TO_NORMALIZE = (torch.uint8, torch.float32, torch.float64)
 
-DECODED_VERSION = 2
+DECODED_VERSION = 3
 """Raised whenever decoding changes, so that files of an older release are not read."""
 
 
@@ -60,7 +62,7 @@ class Data:
 
     @property
     def label_kind(self) -> LabelKind:
-        """What the labels are."""
+        """Return what the labels are."""
         if self.labels.is_floating_point():
             return "numbers"
         return "classes" if self.labels.dim() == 1 else "classes of tokens"
@@ -104,6 +106,7 @@ class DataSet:
     `label_sets` (sources, classes), bool: which classes each source has, where every source has its own.
     `vocabulary`: of texts, whose tokens are a tokenizer's.
     `remarks`: what a person should know before round 1, such as files that were left out.
+    `in_order`: natural ids are numbers of devices.
     """
 
     train: Data
@@ -116,15 +119,16 @@ class DataSet:
     label_sets: Tensor | None = None
     vocabulary: Vocabulary | None = None
     remarks: tuple[Remark, ...] = ()
+    in_order: bool = False
 
     @property
     def cut_texts(self) -> int:
-        """How many texts were longer than the limit, and were cut; 0 where the inputs are no texts."""
+        """Return how many texts were longer than the limit, and were cut; 0 where the inputs are no texts."""
         return 0 if self.vocabulary is None else self.vocabulary.cut_texts
 
 
 def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None) -> DataSet:
-    """A data set of images (bytes), signals (float32) or tables (float64): counts classes, measures mean and deviation.
+    """Return a data set of images (bytes), signals (float32) or tables (float64), with its classes, mean and deviation.
 
     Labels are of any `LabelKind`. Mean and deviation are per channel, in the precision of the inputs.
 
@@ -190,12 +194,12 @@ def center_of(values: Tensor) -> float:
 
 
 def is_constant(mean: float, std: float) -> bool:
-    """Whether a deviation is none, but for the rounding of sums of 64 bits about a center."""
+    """Return whether a deviation is none, but for the rounding of sums of 64 bits about a center."""
     return std <= SUMS_ROUND * abs(mean)
 
 
 def channel_sums(values: Tensor, center: float = 0.0) -> tuple[float, float]:
-    """The sum and the sum of squares of values less a center, the same in whichever order they are added.
+    """Return the sum and the sum of squares of values less a center, the same in whichever order they are added.
 
     Those of bytes are whole numbers. Those of float32 are rounded once: a 64-bit float holds the square of such a one.
     """
@@ -207,7 +211,7 @@ def channel_sums(values: Tensor, center: float = 0.0) -> tuple[float, float]:
 
 
 def stratified_test(labels: Tensor, fraction: float) -> Tensor:
-    """A mask (examples,) of the test examples of a data set that comes without a test set: `fraction` of each class.
+    """Return a mask (examples,) of test examples for a data set that comes without: `fraction` of each class.
 
     The choice depends on the labels alone, never on the seed of a run.
     """
@@ -221,7 +225,7 @@ def stratified_test(labels: Tensor, fraction: float) -> Tensor:
 
 
 def split(data: Data, share: float, where: object) -> tuple[Data, Data]:
-    """Examples that come without a test set, to train on and to test on: a share of each class, or of all numbers.
+    """Split examples into those to train on and to test on: a share of each class, or of all numbers.
 
     ValueError, which says where the examples lie, where nothing would be left for one of them.
     """
@@ -237,7 +241,7 @@ def split(data: Data, share: float, where: object) -> tuple[Data, Data]:
 
 
 def refuse_unread_test_file(folder: Path, formats: Sequence[str], train: Sequence[str], arguments: BaseModel) -> None:
-    """ValueError where a test file lies beside that to train on, and the arguments do not say whether it is read.
+    """Raise ValueError where a test file lies beside that to train on, and the arguments do not say whether it is read.
 
     Args:
         folder: where the files lie.
@@ -275,7 +279,7 @@ CACHE = "WILDFLOWER_CACHE"  # of the environment
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for files of one kind (`data`, `partitions`): `$WILDFLOWER_CACHE`, else `~/.cache/wildflower`.
+    """Return the folder for files of one kind (`data`, `partitions`): `$WILDFLOWER_CACHE`, else `~/.cache/wildflower`.
 
     The first one may be shared, and is made as the umask says. The second one only its user can enter.
     """
@@ -284,17 +288,17 @@ def cache_folder(kind: str) -> Path:
 
 
 def digest(**determined_by: object) -> str:
-    """The name of a cache file: 20 hexadecimal digits over everything that determines its contents."""
+    """Return the name of a cache file: 20 hexadecimal digits over everything that determines its contents."""
     return hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def describe_files(files: list[Path]) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of each file, for `digest`."""
+def describe_files(files: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Return the path, size and time of change of each file, for `digest`."""
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundError:
-    """The error that says which file a folder lacks, and what it has."""
+    """Return the error that says which file a folder lacks, and what it has."""
     there = sorted(path.name for path in folder.iterdir())
     holds = ", ".join(there[:MAX_NAMED]) + (", ..." if len(there) > MAX_NAMED else "")
     return FileNotFoundError(
@@ -303,7 +307,7 @@ def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundEr
 
 
 def find_file(folder: Path, name: str, task: str, expected: str) -> Path:
-    """The one file of that name in a folder or below it; FileNotFoundError for none, ValueError for several."""
+    """Return the one file of that name in a folder or below it; FileNotFoundError for none, ValueError for several."""
     found = sorted(folder.rglob(name))
     if not found:
         raise no_file(folder, name, task, expected)
@@ -337,59 +341,86 @@ def written_whole(target: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def installed_data(task: str, package: str, download: str, inside: str, otherwise: str) -> Path:
+    """Return the folder of an installed package with data, which is found without importing it.
+
+    Args:
+        task: whose data they are.
+        package: what it calls itself in site-packages.
+        download: what it is called where packages are downloaded.
+        inside: a pattern of files or folders that it has.
+        otherwise: what a data folder could have in its stead, for the error.
+
+    Raises:
+        FileNotFoundError: the package is not installed, or has no such files.
+    """
+    found = importlib.util.find_spec(package)
+    for place in (found.submodule_search_locations or []) if found else []:
+        if any(Path(place).glob(inside)):
+            return Path(place)
+    raise FileNotFoundError(
+        f"no data for the task {task!r}: {data_package_text(download)}; or set data-dir to a folder with {otherwise}"
+    )
+
+
+def decoded_files(name: str, files: Sequence[Path], decode: Callable[[], DataSet], **also: object) -> DataSet:
+    """Return the data set of some files, decoded by the first process that asks; `also`: what else it follows from."""
+    return decoded_once(name, digest(decoded=DECODED_VERSION, files=describe_files(files), **also), decode)
+
+
 def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
-    """The data set of the cache file `name`-`key`, decoded and written there by the first process that asks."""
+    """Return the data set of the cache file `name`-`key`, decoded and written there by the first process that asks."""
     file = cache_folder("data") / f"{name}-{key}.safetensors"
     if not file.exists():
-        _write(decode(), file)
+        write_data_set(decode(), file)
     try:
-        tensors = load_file(file)
+        return read_data_set(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it and it is made anew") from error
+
+
+def read_data_set(file: Path) -> DataSet:
+    """Return the data set of a file of `write_data_set`; ValueError where it cannot be read."""
+    try:
+        with safe_open(file, "pt") as opened:
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  it is no dictionary
+            facts = json.loads(opened.metadata()["facts"])
         return DataSet(
             train=Data(tensors["train_inputs"], tensors["train_labels"]),
             test=Data(tensors["test_inputs"], tensors["test_labels"]),
-            classes=int(tensors["classes"]),
+            classes=facts["classes"],
             mean=tensors.get("mean"),
             std=tensors.get("std"),
             natural_ids=tensors.get("natural_ids"),
-            label_names=tuple(json.loads(bytes(tensors["label_names"].tolist()))) if "label_names" in tensors else (),
+            label_names=tuple(facts["label_names"]),
             label_sets=tensors.get("label_sets"),
-            vocabulary=_vocabulary(tensors),
-            remarks=_remarks(tensors),
+            vocabulary=None if facts["vocabulary"] is None else Vocabulary(**facts["vocabulary"]),
+            remarks=tuple(map(Remark.model_validate, facts["remarks"])),
+            in_order=facts["in_order"],
         )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
+        raise ValueError(f"the file {file} cannot be read ({error})") from error
 
 
-def _remarks(tensors: Mapping[str, Tensor]) -> tuple[Remark, ...]:
-    found = json.loads(bytes(tensors["remarks"].tolist())) if "remarks" in tensors else []
-    return tuple(Remark.model_validate(each) for each in found)
-
-
-def _vocabulary(tensors: Mapping[str, Tensor]) -> Vocabulary | None:
-    if "vocabulary" not in tensors:
-        return None
-    unclear = bytes(tensors["unclear_pair"].tolist()).decode() if "unclear_pair" in tensors else ""
-    return replace(Vocabulary(*tensors["vocabulary"].tolist()), unclear_pair=unclear)
-
-
-def _write(data: DataSet, file: Path) -> None:
-    names, vocabulary = json.dumps(data.label_names).encode(), data.vocabulary
-    unclear = "" if vocabulary is None else vocabulary.unclear_pair
-    remarks = json.dumps([remark.model_dump() for remark in data.remarks]).encode() if data.remarks else b""
+def write_data_set(data: DataSet, file: Path) -> None:
+    """Write a data set as one safetensors file."""
     tensors = {
         "train_inputs": data.train.inputs,
         "train_labels": data.train.labels,
         "test_inputs": data.test.inputs,
         "test_labels": data.test.labels,
-        "classes": torch.tensor(data.classes),
         "mean": data.mean,
         "std": data.std,
         "natural_ids": data.natural_ids,
-        "label_names": torch.tensor(list(names), dtype=torch.uint8) if data.label_names else None,
         "label_sets": data.label_sets,
-        "vocabulary": None if vocabulary is None else torch.tensor(astuple(vocabulary)[:-1]),
-        "unclear_pair": torch.tensor(list(unclear.encode()), dtype=torch.uint8) if unclear else None,
-        "remarks": torch.tensor(list(remarks), dtype=torch.uint8) if remarks else None,
     }
+    facts = {
+        "classes": data.classes,
+        "label_names": data.label_names,
+        "vocabulary": None if data.vocabulary is None else asdict(data.vocabulary),
+        "remarks": [remark.model_dump() for remark in data.remarks],
+        "in_order": data.in_order,
+    }
+    given = {key: value.contiguous() for key, value in tensors.items() if value is not None}
     with written_whole(file) as beside:
-        save_file({key: value.contiguous() for key, value in tensors.items() if value is not None}, beside)
+        save_file(given, beside, metadata={"facts": json.dumps(facts)})

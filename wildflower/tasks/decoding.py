@@ -19,7 +19,7 @@ MAX_PIXELS = 2**26  # of one image, before it is decoded
 
 
 def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> Tensor:
-    """The bytes (channels, height, width) of an image, for training and for `wildflower predict` alike.
+    """Return the bytes (channels, height, width) of an image, for training and for `wildflower predict` alike.
 
     It is read as people see it: turned as its EXIF data say, and what is transparent is white. Of several frames or
     pages the first is read.
@@ -67,7 +67,7 @@ def decoded(file: Path | io.BytesIO, mode: str, size: Sequence[int]) -> tuple[Te
 
 
 def _upright(image: Image) -> Image:
-    """An image turned as its EXIF data say; data that are damaged say nothing, as to programs that show photos."""
+    """Return an image turned as its EXIF data say; damaged data say nothing, as to programs that show photos."""
     from PIL import ImageOps
 
     image.load()  # so that an error below is one of the EXIF data
@@ -78,7 +78,7 @@ def _upright(image: Image) -> Image:
 
 
 def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
-    """The bytes (channels, height, width) of an image that is open.
+    """Return the bytes (channels, height, width) of an image that is open.
 
     Args:
         mode: Pillow's "L" or "RGB", to which the image is converted. Of gray values of 16 bits the upper 8 are taken.

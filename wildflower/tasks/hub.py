@@ -20,12 +20,9 @@ from torch import Tensor
 from wildflower.plugins.extras import needed
 from wildflower.tasks.arguments import TaskArguments
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     make_data_set,
     stratified_test,
 )
@@ -39,7 +36,7 @@ PROBE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Repository:
-    """Where a data set is on the hub and what its columns are called."""
+    """The place of a data set on the hub, and the names of its columns."""
 
     path: str
     channels: int = 0
@@ -65,7 +62,7 @@ REPOSITORIES = {
 
 
 class FemnistArguments(TaskArguments):
-    """What the task `femnist` takes."""
+    """Arguments of the task `femnist`."""
 
     size: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=0, max_length=2)] = Field(
         (), description="Height and width to which the images of 28 x 28 are resized; empty: they stay as they are"
@@ -82,7 +79,7 @@ def existing_folder(name: str, data_dir: str) -> Path:
 
 
 def find_local(folder: Path) -> list[Path]:
-    """The files of a local copy: parquet files as on the hub, or what `save_to_disk` wrote; empty if neither."""
+    """Return the files of a local copy: parquet files as on the hub, or what `save_to_disk` wrote; empty if neither."""
     return sorted(folder.rglob("*.parquet")) or sorted(folder.rglob("*.arrow"))
 
 
@@ -104,7 +101,7 @@ def files_of_copy(folder: Path, what: str, part: str = "") -> list[Path]:
 
 
 def load(name: str, data_dir: str) -> DataSet:
-    """The data set `name` of REPOSITORIES from a local copy in `data_dir`, else from the hub.
+    """Return the data set `name` of REPOSITORIES from a local copy in `data_dir`, else from the hub.
 
     FileNotFoundError when there is no copy and the hub cannot be reached; ValueError when a copy lacks a column.
     """
@@ -117,23 +114,23 @@ def load_femnist(data_dir: str, arguments: FemnistArguments) -> DataSet:
 
 
 def _load(name: str, repository: Repository, data_dir: str) -> DataSet:
-    size = {"size": list(repository.size)} if repository.size else {}  # so that copies kept before stay good
-    if not data_dir:
-        key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config, **size)
-        return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, None)))
-    folder = existing_folder(name, data_dir)
-    files = files_of_copy(folder, f"data of the task '{name}'")
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files), **size)
-    return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, folder)))
+    folder = existing_folder(name, data_dir) if data_dir else None
+    return decoded_files(
+        name,
+        [] if folder is None else files_of_copy(folder, f"data of the task '{name}'"),
+        lambda: _decode(repository, lambda split: open_split(repository, split, folder)),
+        repository=None if folder else (repository.path, repository.config),
+        size=repository.size,
+    )
 
 
 def open_split(repository: Repository, split: str, folder: Path | None) -> Dataset:
-    """The rows of a split, of a local copy in `folder` or from the hub."""
+    """Return the rows of a split, of a local copy in `folder` or from the hub."""
     return _download(repository, split) if folder is None else _open(folder, repository, split)
 
 
 def import_datasets() -> Any:
-    """The package `datasets`; MissingExtraError says how it is installed."""
+    """Return the package `datasets`; MissingExtraError says how it is installed."""
     with needed("datasets", "a data set of the hub, or in its format,"):
         import datasets
     return datasets
@@ -158,7 +155,7 @@ def _download(repository: Repository, split: str) -> Dataset:
 
 
 def unreachable() -> str:
-    """Why no connection to the hub can be made; "" where it answers, whatever it says."""
+    """Return why no connection to the hub can be made; "" where it answers, whatever it says."""
     from huggingface_hub.constants import ENDPOINT as endpoint
 
     try:
@@ -193,7 +190,7 @@ def _offline() -> Iterator[None]:
 
 
 def _open(folder: Path, repository: Repository, split: str) -> Dataset:
-    """The rows of a split in a local copy: of its parquet files, else of what `save_to_disk` wrote."""
+    """Return the rows of a split in a local copy: of its parquet files, else of what `save_to_disk` wrote."""
     datasets = import_datasets()
     if repository.config is not None and (folder / repository.config).is_dir():
         folder = folder / repository.config
@@ -221,7 +218,7 @@ def _open(folder: Path, repository: Repository, split: str) -> Dataset:
 
 
 def _is_of_split(file: Path, split: str) -> bool:
-    """Whether a parquet file is `<split>.parquet`, `<split>-00000-of-00001.parquet` or `<split>/<number>.parquet`."""
+    """Return whether a file is `<split>.parquet`, `<split>-00000-of-00001.parquet` or `<split>/<number>.parquet`."""
     stem = file.stem.split("-")[0]
     return stem == split or (stem.isdecimal() and file.parent.name == split)
 
@@ -282,7 +279,7 @@ def _examples(rows: Dataset, repository: Repository) -> Data:
 
 
 def _encoded(rows: Dataset, repository: Repository) -> Iterator[tuple[bytes, int]]:
-    """The bytes of each image file with its label, a thousand at a time."""
+    """Return the bytes of each image file with its label, a thousand at a time."""
     for table in rows.with_format("arrow").iter(batch_size=1000):
         labels = table.column(repository.label).to_pylist()
         for image, label in zip(table.column(repository.image).to_pylist(), labels, strict=True):
@@ -290,7 +287,7 @@ def _encoded(rows: Dataset, repository: Repository) -> Iterator[tuple[bytes, int
 
 
 def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tensor:
-    """An image file as bytes of shape (channels, height, width)."""
+    """Return an image file as bytes of shape (channels, height, width)."""
     try:
         return read_image(io.BytesIO(encoded), "RGB" if repository.channels == 3 else "L", repository.size)
     except (ValueError, TypeError) as error:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from wildflower.tasks import hub
-from wildflower.tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
+from wildflower.tasks.data import Data, DataSet, decoded_files, make_data_set
 
 INSTALL_FOLDER = Path("/usr/share/datasets")
-"""Where the packages dataset-fashion-mnist and the like put their files, one folder per data set."""
+"""The folder of the packages dataset-fashion-mnist and the like, with a folder per data set."""
 
 _FILE_NAMES = {
     "train images": re.compile(r"(.*-)?train-images[-.]idx3-ubyte(\.gz)?"),
@@ -26,7 +26,7 @@ _FILE_NAMES = {
 
 
 def read_idx(file: Path, *, dimensions: int) -> np.ndarray:
-    """The array of bytes in an IDX file, compressed by gzip if its name ends in .gz.
+    """Return the array of bytes in an IDX file, compressed by gzip if its name ends in .gz.
 
     ValueError when the file is no IDX file of bytes with `dimensions` dimensions, or is shorter or longer than it says.
     """
@@ -56,7 +56,7 @@ def read_idx(file: Path, *, dimensions: int) -> np.ndarray:
 
 
 def load(name: str, data_dir: str) -> DataSet:
-    """The data set `name` from `data_dir`, else from its install folder, else downloaded.
+    """Return the data set `name` from `data_dir`, else from its install folder, else downloaded.
 
     A `data_dir` holds IDX files or, for names of the hub, a local copy in the hub's format.
     """
@@ -77,7 +77,7 @@ def load(name: str, data_dir: str) -> DataSet:
 
 
 def load_any(data_dir: str) -> DataSet:
-    """The IDX files in `data_dir`, which must be given."""
+    """Return the IDX files in `data_dir`, which must be given."""
     if not data_dir:
         raise ValueError("the task 'idx' needs data-dir: the folder of your IDX files")
     return _load_folder("idx", hub.existing_folder("idx", data_dir))
@@ -85,8 +85,11 @@ def load_any(data_dir: str) -> DataSet:
 
 def _load_folder(name: str, folder: Path) -> DataSet:
     files = {part: _find(folder, part) for part in _FILE_NAMES}
-    key = digest(decoded=DECODED_VERSION, files=describe_files(list(files.values())))
-    return decoded_once(name, key, lambda: make_data_set(_read_pair(files, "train"), _read_pair(files, "test")))
+    return decoded_files(
+        name,
+        list(files.values()),
+        lambda: make_data_set(_read_pair(files, "train"), _read_pair(files, "test")),
+    )
 
 
 def _find(folder: Path, part: str) -> Path:

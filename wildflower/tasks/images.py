@@ -23,12 +23,9 @@ from wildflower.tasks.class_folders import (
     layout_of,
 )
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     ONE_COLOR,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     make_data_set,
     one_color,
     split,
@@ -46,7 +43,7 @@ MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
 
 
 class ImageArguments(OwnArguments):
-    """What the task `images` takes."""
+    """Arguments of the task `images`."""
 
     dealt_out = ("classes",)
 
@@ -60,7 +57,7 @@ class ImageArguments(OwnArguments):
 
 
 def load(data_dir: str, arguments: ImageArguments) -> DataSet:
-    """The images in `data_dir`, which must be given: of train/ and test/, or a share of each class is for testing."""
+    """Return the images in `data_dir`, which must be given: of train/ and test/, or with a share of each to test on."""
     if not data_dir:
         raise ValueError("the task 'images' needs data-dir: a folder with a folder of images for each class")
     found = own(data_dir, arguments)
@@ -96,7 +93,7 @@ class Listed:
 
 
 def own(data_dir: str, arguments: ImageArguments) -> DataSet:
-    """The images of a device's folder, whose labels are the names of the folders that they lie in.
+    """Return the images of a device's folder, whose labels are the names of the folders that they lie in.
 
     With metadata.csv or metadata.jsonl beside the images their columns `file_name` and `label` say the labels. A folder
     that `save_to_disk` of `datasets` wrote has columns `image` and `label`.
@@ -116,26 +113,27 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
             f"{folder}: no images of the task 'images'{but}; expected a folder per class, such as cat/1.jpg or "
             "train/cat/1.jpg, or metadata.csv with the columns file_name and label"
         )
-    key = digest(
-        decoded=[DECODED_VERSION, 4],  # the second is raised where this task reads images otherwise
-        files=describe_files(files),
+    data = decoded_files(
+        "images",
+        files,
+        lambda: _decode([list_images() for _, list_images in found], arguments),
+        version=4,  # raised where this task reads images otherwise
         labels=[[file.relative_to(folder).parts for file in of_part] for of_part, _ in found],
         size=arguments.size,
         color=arguments.color,
     )
-    data = decoded_once("images", key, lambda: _decode([list_images() for _, list_images in found], arguments))
     return replace(data, remarks=joined([*remarks.found(), *data.remarks]))
 
 
 def _is_listed(folder: Path) -> bool:
-    """Whether a folder itself has a list of its images, or is what `datasets` wrote."""
+    """Return whether a folder itself has a list of its images, or is what `datasets` wrote."""
     return any((folder / name).is_file() for name in (*METADATA, "state.json"))
 
 
 def _listed(
     folder: Path | None, classes: Sequence[str], remarks: Remarks, *, testing: bool
 ) -> tuple[list[Path], Callable[[], list[Listed]]]:
-    """The files that a folder's images depend on, and what lists the images."""
+    """Return the files that a folder's images depend on, and what lists the images."""
     if folder is None:
         return [], list
     if of_data_set := saved(folder, MAX_BYTES):
@@ -156,7 +154,7 @@ def _listed(
 
 
 def _named(folder: Path, file: Path) -> list[Listed]:
-    """The images that a file of metadata lists."""
+    """Return the images that a file of metadata lists."""
     found = dict[Path, Listed]()
     for line, row in rows_of(file):
         check_columns(row, ("file_name", "label"), file, line)
@@ -183,7 +181,7 @@ def _named(folder: Path, file: Path) -> list[Listed]:
 
 
 def _saved(folder: Path) -> list[Listed]:
-    """The images of a data set that `save_to_disk` of `datasets` wrote."""
+    """Return the images of a data set that `save_to_disk` of `datasets` wrote."""
     rows = import_datasets().load_from_disk(str(folder))
     for column in ("image", "label"):
         if column not in rows.column_names:
@@ -249,7 +247,7 @@ def _decode(parts: list[list[Listed]], arguments: ImageArguments) -> DataSet:
 
 
 def _read(listed: Listed, arguments: ImageArguments) -> tuple[Tensor, bool]:
-    """An image as bytes (channels, height, width), and whether there are more frames than that."""
+    """Return an image as bytes (channels, height, width), and whether there are more frames than that."""
     try:
         return decoded(io.BytesIO(listed.encoded()), MODES[arguments.color], arguments.size)
     except (OSError, ValueError) as error:

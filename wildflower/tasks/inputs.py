@@ -11,7 +11,7 @@ from wildflower.tasks.data import Vocabulary
 def readable(
     inputs: Tensor, normalization: tuple[Tensor, Tensor] | None, vocabulary: Vocabulary | None = None
 ) -> Tensor:
-    """Inputs as stored to what a model reads.
+    """Turn inputs as stored into what a model reads.
 
     Images and signals become float32, normalized per channel by mean and deviation. Tokens, which have no
     normalization, become int64; with a vocabulary they are texts, which are cut to the longest of the batch.
@@ -29,7 +29,7 @@ def readable(
 
 
 def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: bool) -> Tensor:
-    """A random crop of every image, padded by `padding` zeros, to its own size, then with `flip` a coin's mirroring.
+    """Crop every image at random, padded by `padding` zeros, to its own size; with `flip` mirror half of them.
 
     `images` are (batch, channels, height, width). All images are gathered at once, from row and column numbers.
     """
@@ -50,7 +50,7 @@ def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: b
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """Images (batch, channels, height, width) with the channels of a pixel side by side; other inputs as they are.
+    """Return images (batch, channels, height, width) with a pixel's channels side by side; other inputs as they are.
 
     Convolutions give their outputs the layout of their inputs, so that the activations of a whole network have it.
     Weights and gradients stay as they are.
@@ -62,12 +62,12 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 
 def in_layout(inputs: Tensor, layout: str) -> Tensor:
-    """Inputs in the run's `layout`: "channels-last" as of `channels_last`, "contiguous" as they are."""
+    """Return inputs in the run's `layout`: "channels-last" as of `channels_last`, "contiguous" as they are."""
     return channels_last(inputs) if layout == "channels-last" else inputs
 
 
 def laid_out_for(model: object, inputs: Tensor) -> Tensor:
-    """Inputs as a model computes fastest without gradients: images take up to half the time with `channels_last`.
+    """Return inputs as a model computes fastest without gradients: images take half the time with `channels_last`.
 
     That is so for the project's networks, which say so. A module of somebody else's may call `view`, for which its
     inputs and what comes of them must be contiguous.

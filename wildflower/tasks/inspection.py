@@ -1,4 +1,4 @@
-"""What is told of data before round 1: what a device says of its own, and what a person sees of any."""
+"""Reports of data before round 1: what a device says of its own, and what a person sees of any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wildflower.tasks.task import Task
 
 
 def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
-    """What a device says of its data: never an example.
+    """Return what a device says of its data: never an example.
 
     Args:
         spec: where `agreed` is given, the data must fit it, and neither labels nor sums are told.
@@ -66,7 +66,7 @@ def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What there is to know before round 1 of a data set, or of the data of one device, for a person to read.
+    """The facts of a data set, or of one device's data, that a person should know before round 1.
 
     Attributes:
         counts: of each label how many examples there are to train on and to test on; {} where labels are numbers.
@@ -80,7 +80,7 @@ class Inspection:
 
 
 def labels_alike(task: Task) -> list[str]:
-    """Which labels of a user's files look alike or stand for missing values, where nobody has declared them."""
+    """Return which labels of a user's files look alike or stand for missing values, where nobody has declared them."""
     declared = getattr(task.spec.arguments, "classes", ())
     if kind_of(task.spec.name).own is None or declared:
         return []
@@ -109,7 +109,7 @@ def inspect_whole(task: Task) -> Inspection:
 
 
 def _counts(data: DataSet) -> dict[str, tuple[int, int]]:
-    """Of each label how many examples, or tokens with a label, there are to train on and to test on."""
+    """Count the examples, or tokens, of each label, to train on and to test on."""
     if data.train.label_kind == "numbers":
         return {}
     names = data.label_names or tuple(map(str, range(data.classes)))
@@ -124,7 +124,7 @@ def _left_out(data: DataSet) -> str:
 
 
 def server_test(spec: TaskSpec) -> DataSet | None:
-    """The server's test set under the partition "own": what its own folder has for testing; None where there is none.
+    """Return the server's test set under the partition "own", from its own folder; None if there is none.
 
     ValueError where there is one that cannot be read.
     """
@@ -140,7 +140,7 @@ def server_test(spec: TaskSpec) -> DataSet | None:
 
 
 def with_test(task: Task, test: DataSet) -> Task:
-    """The task with the test set that `server_test` found; UnfitError where it does not fit what is agreed."""
+    """Return the task with the test set that `server_test` found; UnfitError where it does not fit what is agreed."""
     assert task.spec.agreed is not None
     found = copy(task)
     data = fitted(test, task.spec.agreed)

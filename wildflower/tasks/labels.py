@@ -1,4 +1,4 @@
-"""What labels may be, and which of them look alike."""
+"""Kinds of labels, and labels that look alike."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 LabelKind = Literal["classes", "numbers", "classes of tokens"]
-"""What labels are: int64 (examples,), float32 (examples,) or int64 (examples, sequence)."""
+"""The kinds of labels: int64 (examples,), float32 (examples,) or int64 (examples, sequence)."""
 
 NO_LABEL = -100
 """Stands for the label of a token that has none; PyTorch's losses leave it out."""
 
 INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # soft hyphen, zero width, marks of direction and order
 MISSING = ("", "na", "n/a", "#n/a", "nan", "none", "null", "nil", "<na>", "missing", "?")
-"""What programs write where a value is missing, as `_loosely` has it."""
+"""The texts that programs write for a missing value, as `_loosely` has them."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 
 
 def label_text(label: object) -> str:
-    """The text by which a label is matched: its accents composed (NFC), without what nobody sees at its ends."""
+    """Return the text by which a label is matched: its accents composed (NFC), without what nobody sees at its ends."""
     text, before = unicodedata.normalize("NFC", str(label)), None
     while text != before:
         before, text = text, text.strip().strip(INVISIBLE)
@@ -30,7 +30,7 @@ def label_text(label: object) -> str:
 
 
 def shown(label: str) -> str:
-    """A label as an error prints it: what nobody sees is written as \\u200b, \\xa0 and the like."""
+    """Return a label as an error prints it: what nobody sees is written as \\u200b, \\xa0 and the like."""
     return ascii(label) if any(not letter.isprintable() or letter in INVISIBLE for letter in label) else repr(label)
 
 

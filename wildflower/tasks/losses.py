@@ -21,12 +21,12 @@ class TaskLoss(Protocol):
 
 
 def squared_error(outputs: Tensor, labels: Tensor, /, *, reduction: str = "mean") -> Tensor:
-    """Of labels that are numbers: the squared distance of the one output (batch, 1)."""
+    """Return the loss of labels that are numbers: the squared distance of the one output (batch, 1)."""
     return F.mse_loss(outputs.squeeze(1), labels, reduction=reduction)
 
 
 def token_cross_entropy(outputs: Tensor, labels: Tensor, /, *, reduction: str = "mean") -> Tensor:
-    """Of labels of tokens: an example's loss is the mean cross-entropy of its labeled tokens.
+    """Return the loss of labels of tokens: an example's loss is the mean cross-entropy of its labeled tokens.
 
     Outputs are (batch, classes, sequence). An example without a labeled token has a loss of 0.
     """
@@ -37,7 +37,7 @@ def token_cross_entropy(outputs: Tensor, labels: Tensor, /, *, reduction: str = 
 
 
 def usual_loss(labels: LabelKind) -> TaskLoss:
-    """The loss of a task that names none."""
+    """Return the loss of a task that names none."""
     if labels == "numbers":
         return squared_error
     return F.cross_entropy if labels == "classes" else token_cross_entropy

@@ -11,7 +11,7 @@ from wildflower.plugins.extras import needed
 
 
 def read_mat(file: Path, name: str) -> np.ndarray:
-    """The array `name` of a .mat file.
+    """Return the array `name` of a .mat file.
 
     MissingExtraError where SciPy is not installed, ValueError for a file that is no whole .mat file of version 5 or 7
     or holds no numbers of that name.

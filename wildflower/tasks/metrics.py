@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
 from wildflower.plugins.extras import needed
 from wildflower.tasks.labels import NO_LABEL, LabelKind
 
@@ -23,7 +25,7 @@ SLACK = 1e-6  # relative; by how much sums of rounded products may break an ineq
 
 @dataclass(frozen=True)
 class Scale:
-    """What a metric's values mean to who reads them.
+    """The meaning of a metric's values to a reader.
 
     Attributes:
         label: the metric's name in the middle of a sentence.
@@ -36,20 +38,20 @@ class Scale:
     is_share: bool = False
 
     def rank(self, value: float | None) -> float:
-        """The higher, the better; what is no number or is not there comes last."""
+        """Return the rank of a value: the higher, the better; what is no number or is not there comes last."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
 
     @property
     def title(self) -> str:
-        """The label as it begins a title."""
+        """Return the label as it begins a title."""
         return self.label[:1].upper() + self.label[1:]
 
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """How the answers to some examples come to one number.
+    """A number for the answers to some examples.
 
     Class attributes:
         name: in journals: letters, digits and underscores.
@@ -62,16 +64,16 @@ class Metric(ABC):
     library: ClassVar[str] = ""  # one of `wildflower.plugins.extras.EXTRAS`, which `sums` imports
 
     def size(self, classes: int) -> int:
-        """How many sums there are where a model has so many outputs."""
+        """Return how many sums there are where a model has so many outputs."""
         return 1
 
     @abstractmethod
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """The sums of a batch, from outputs (batch, classes) or (batch, classes, sequence) and labels."""
+        """Return the sums of a batch, from outputs (batch, classes) or (batch, classes, sequence) and labels."""
 
     @abstractmethod
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """The metric of at least one example, from the sums over all of them."""
+        """Return the metric of at least one example, from the sums over all of them."""
 
     def check(self, sums: Sequence[float], examples: int, classes: int) -> None:
         """Raise ValueError where no answers to so many examples have these sums."""
@@ -82,7 +84,7 @@ class Metric(ABC):
         self._check(sums, examples)
 
     def without_model(self, labels: Tensor) -> float:
-        """What a device counts as that has no model, by the labels of the test set.
+        """Return what a device counts as that has no model, by the labels of the test set.
 
         Shares and correlations: 0. Of an error 0 would be the best: a metric of one says its own, or it is no number.
         """
@@ -100,14 +102,15 @@ class Accuracy(Metric):
     name: ClassVar[str] = "accuracy"
     scale: ClassVar[Scale] = Scale("accuracy", is_share=True)
 
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """The number of correct answers."""
         return [float((outputs.argmax(1) == labels).sum())]
 
+    @override
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """Correct answers per example."""
         return sums[0] / examples
 
+    @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
         _check_counts(sums)
         if sums[0] > examples:
@@ -121,20 +124,21 @@ class TokenAccuracy(Metric):
     name: ClassVar[str] = "token_accuracy"
     scale: ClassVar[Scale] = Scale("token accuracy", is_share=True)
 
+    @override
     def size(self, classes: int) -> int:
-        """Two."""
         return 2
 
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """Correct answers and labeled tokens."""
         labeled = labels != NO_LABEL
         correct = (outputs.argmax(1) == labels) & labeled
         return [float(correct.sum()), float(labeled.sum())]
 
+    @override
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """Correct answers per labeled token; 0 where no token has a label."""
         return sums[0] / sums[1] if sums[1] else 0.0
 
+    @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
         _check_counts(sums)
         if not sums[0] <= sums[1]:
@@ -144,8 +148,29 @@ class TokenAccuracy(Metric):
 
 
 @dataclass(frozen=True)
-class F1(Metric):
-    """F1 of class 1 against class 0: the harmonic mean of precision and recall (van Rijsbergen 1979).
+class _Found(Metric):
+    """The harmonic mean of precision and recall (van Rijsbergen 1979). Sums: right answers, answers, labels."""
+
+    @override
+    def size(self, classes: int) -> int:
+        return 3
+
+    @override
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        correct, answered, wanted = sums
+        return 2 * correct / (answered + wanted) if answered + wanted else 0.0
+
+    @override
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        correct, answered, wanted = sums
+        if correct > min(answered, wanted):
+            raise ValueError(f"{correct:g} right of {answered:g} answers and {wanted:g} labels cannot be right")
+
+
+@dataclass(frozen=True)
+class F1(_Found):
+    """F1 of class 1 against class 0.
 
     It is 0 where class 1 is neither answered nor right. Sums: right answers 1, answers 1, labels 1.
     """
@@ -153,21 +178,14 @@ class F1(Metric):
     name: ClassVar[str] = "f1"
     scale: ClassVar[Scale] = Scale("F1", is_share=True)
 
-    def size(self, classes: int) -> int:
-        """Three."""
-        return 3
-
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """Right answers 1, answers 1, labels 1."""
         answered, right = outputs.argmax(1) == 1, labels == 1
         return [float((answered & right).sum()), float(answered.sum()), float(right.sum())]
 
-    def value(self, sums: Sequence[float], examples: int) -> float:
-        """Twice the right answers, by all answers and labels."""
-        return _harmonic(sums)
-
+    @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
-        _check_found(sums)
+        super()._check(sums, examples)
         if max(sums) > examples:
             raise ValueError(f"{max(sums):g} answers or labels are not of {examples} examples")
 
@@ -176,7 +194,7 @@ _ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
 
 
 @dataclass(frozen=True)
-class EntityF1(Metric):
+class EntityF1(_Found):
     """F1 of entities, as `seqeval` and CoNLL count them: an entity is right if its type and both of its ends are.
 
     It is 0 where no entity is answered or right. Sums: right entities, answered ones, those of the labels.
@@ -198,12 +216,8 @@ class EntityF1(Metric):
                 "'token_accuracy'"
             )
 
-    def size(self, classes: int) -> int:
-        """Three."""
-        return 3
-
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """Right entities, answered ones, those of the labels; tokens without a label are left out."""
         with needed(self.library, "the metric entity_f1"):
             from seqeval.metrics.sequence_labeling import get_entities
         correct = answered = wanted = 0
@@ -214,25 +228,6 @@ class EntityF1(Metric):
             found, true = (set(get_entities([self.tags[c] for c in tags])) for tags in zip(*labeled, strict=True))
             correct, answered, wanted = correct + len(found & true), answered + len(found), wanted + len(true)
         return [float(correct), float(answered), float(wanted)]
-
-    def value(self, sums: Sequence[float], examples: int) -> float:
-        """Twice the right entities, by all answered ones and those of the labels."""
-        return _harmonic(sums)
-
-    def _check(self, sums: Sequence[float], examples: int) -> None:
-        _check_found(sums)
-
-
-def _harmonic(sums: Sequence[float]) -> float:
-    correct, answered, wanted = sums
-    return 2 * correct / (answered + wanted) if answered + wanted else 0.0
-
-
-def _check_found(sums: Sequence[float]) -> None:
-    _check_counts(sums)
-    correct, answered, wanted = sums
-    if correct > min(answered, wanted):
-        raise ValueError(f"{correct:g} right of {answered:g} answers and {wanted:g} labels cannot be right")
 
 
 @dataclass(frozen=True)
@@ -246,23 +241,24 @@ class Matthews(Metric):
     name: ClassVar[str] = "matthews"
     scale: ClassVar[Scale] = Scale("Matthews correlation")
 
+    @override
     def size(self, classes: int) -> int:
-        """Two per class, and one."""
         return 1 + 2 * classes
 
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """Correct answers, answers by class, labels by class."""
         answers, classes = outputs.argmax(1), outputs.shape[1]
         counts = [answers.bincount(minlength=classes), labels.bincount(minlength=classes)]
         return [float((answers == labels).sum()), *(float(n) for count in counts for n in count.tolist())]
 
+    @override
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """The covariance of answers and labels over the root of the product of their variances."""
         answered, right = _halves(sums)
         covariance = sums[0] * examples - sum(a * r for a, r in zip(answered, right, strict=True))
         variances = [examples**2 - sum(count**2 for count in counts) for counts in (answered, right)]
         return covariance / math.sqrt(variances[0] * variances[1]) if all(variances) else 0.0
 
+    @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
         _check_counts(sums)
         answered, right = _halves(sums)
@@ -274,7 +270,7 @@ class Matthews(Metric):
 
 
 def _halves(sums: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Of Matthews' sums: how often each class is answered, and how often it is right."""
+    """Return how often each class is answered, and how often it is right, of Matthews' sums."""
     middle = 1 + len(sums) // 2
     return sums[1:middle], sums[middle:]
 
@@ -290,23 +286,24 @@ class Pearson(Metric):
     name: ClassVar[str] = "pearson"
     scale: ClassVar[Scale] = Scale("Pearson correlation")
 
+    @override
     def size(self, classes: int) -> int:
-        """Five."""
         return 5
 
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """Of x, y, x^2, y^2 and x y, x being the outputs."""
         x, y = outputs.reshape(-1).double(), labels.double()
         return [float(terms.sum()) for terms in (x, y, x * x, y * y, x * y)]
 
+    @override
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """The covariance over the root of the product of the variances."""
         of_x, of_y, covariance = _moments(sums, examples)
         # Below this a variance is what rounding left of 0.
         if min(of_x - 1e-12 * examples * sums[2], of_y - 1e-12 * examples * sums[3]) <= 0:
             return 0.0
         return min(1.0, max(-1.0, covariance / math.sqrt(of_x) / math.sqrt(of_y)))
 
+    @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
         of_x, of_y, covariance = _moments(sums, examples)
         if not all(map(math.isfinite, (of_x, of_y, covariance))):
@@ -343,12 +340,12 @@ class Spearman(Metric):
     lowest: float = 0.0
     highest: float = 5.0
 
+    @override
     def size(self, classes: int) -> int:
-        """51 times 51."""
         return self.steps**2
 
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """How many examples have each pair of an output's step (row) and a label's step (column), row by row."""
         row, column = (self._step(values.reshape(-1)) for values in (outputs, labels))
         counts: list[float] = (row * self.steps + column).bincount(minlength=self.size(1)).double().tolist()
         return counts
@@ -357,8 +354,8 @@ class Spearman(Metric):
         share = (values.double().nan_to_num() - self.lowest) / (self.highest - self.lowest)
         return (share.clamp(0, 1) * (self.steps - 1)).round().long()
 
+    @override
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """The correlation of the ranks; 0 where all outputs or all labels are alike."""
         rows = [sums[start : start + self.steps] for start in range(0, len(sums), self.steps)]
         of_row = _ranks_from_the_middle([math.fsum(row) for row in rows])
         of_column = _ranks_from_the_middle([math.fsum(column) for column in zip(*rows, strict=True)])
@@ -369,6 +366,7 @@ class Spearman(Metric):
         products = math.fsum(n * x * y for x, y, n in pairs)
         return min(1.0, max(-1.0, products / math.sqrt(of_x) / math.sqrt(of_y)))
 
+    @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
         _check_counts(sums)
         if math.fsum(sums) != examples:
@@ -376,7 +374,7 @@ class Spearman(Metric):
 
 
 def _ranks_from_the_middle(counts: Sequence[float]) -> list[float]:
-    """The rank that as many equal values share, by ascending value, less the mean rank of all values."""
+    """Return the rank that as many equal values share, by ascending value, less the mean rank of all values."""
     ranks, before = [], 0.0
     for count in counts:
         ranks.append(before + (count - math.fsum(counts)) / 2)
@@ -391,18 +389,20 @@ class MeanAbsoluteError(Metric):
     name: ClassVar[str] = "mean_absolute_error"
     scale: ClassVar[Scale] = Scale("mean absolute error", higher_is_better=False)
 
+    @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        """The sum of the distances."""
         return [float((outputs.reshape(-1).double() - labels.double()).abs().sum())]
 
+    @override
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """The distance per example."""
         return sums[0] / examples
 
+    @override
     def without_model(self, labels: Tensor) -> float:
-        """The error of always answering the median label: no other constant has a smaller one."""
+        # Of always answering the median label: no other constant has a smaller error.
         return float((labels.double() - labels.double().median()).abs().mean())
 
+    @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
         if sums[0] < 0:
             raise ValueError(f"a sum of distances of {sums[0]} cannot be right")
@@ -420,7 +420,7 @@ METRICS: dict[str, type[Metric]] = {
 
 
 def usual_metric(labels: LabelKind, label_names: Sequence[str] = ()) -> Metric:
-    """The metric of a task that names none: the F1 of entities where classes of tokens are named as their tags."""
+    """Return the metric of a task that names none: the F1 of entities if classes of tokens are named as their tags."""
     if labels == "numbers":
         return Pearson()
     if labels == "classes":
@@ -431,7 +431,7 @@ def usual_metric(labels: LabelKind, label_names: Sequence[str] = ()) -> Metric:
 
 
 def scale_of(name: str | None, higher_is_better: bool = True) -> Scale:
-    """What the values of a journal's metric mean; None, where nothing was scored yet, is read as accuracy."""
+    """Return what the values of a journal's metric mean; None, where nothing was scored yet, is read as accuracy."""
     if name is None or name in METRICS:
         return METRICS[name or ACCURACY.name].scale
     return Scale(name.replace("_", " "), higher_is_better)

@@ -8,7 +8,6 @@ into words by spaces; those of the other sets were not, and are left out.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from wildflower.plugins.extras import data_package_text
-from wildflower.tasks.data import DataSet, find_file
+from wildflower.tasks.data import DataSet, find_file, installed_data
 from wildflower.tasks.hub import existing_folder
 from wildflower.tasks.rows import lines_of
 from wildflower.tasks.texts import held_out
@@ -25,27 +23,26 @@ from wildflower.tasks.tokens import TextArguments, Texts, joined, make_text_data
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
-PACKAGE = "NERO"
-"""What the package `NERO-nlp` calls itself in site-packages."""
-
 FILE = "annotation_results.txt"
+
+PACKAGE, DOWNLOAD = "NERO", "NERO-nlp"
 
 COLUMNS = 31
 SENTENCE, ANNOTATOR, WORDS, TYPE, TEXT, SET = 2, 3, 8, 9, 29, 30
 """Columns of a record, counted from 0."""
 
 SETS = "manualset"
-"""How the names of the sets begin whose sentences are cut into words."""
+"""The beginning of the names of the sets whose sentences are cut into words."""
 
 MIN_MENTIONS = 50
-"""Of a type of entities that there is: others are slips of the pen such as `gen`, and too few to be learned."""
+"""The fewest of a type of entities: rarer types are slips of the pen such as `gen`."""
 
 TEST_SHARE = 0.2
 OUTSIDE = "O"
 
 
 class NeroArguments(TextArguments):
-    """What the task `nero` takes."""
+    """Arguments of the task `nero`."""
 
     annotators: tuple[int, ...] = Field(
         (), description="Numbers of the annotators whose sentences are taken, such as [5, 7, 13]; empty takes all"
@@ -56,7 +53,7 @@ class NeroArguments(TextArguments):
 
 
 def load(data_dir: str, arguments: NeroArguments) -> DataSet:
-    """Sentences with tags, from `annotation_results.txt` in `data_dir` or the installed package.
+    """Return sentences with tags, from `annotation_results.txt` in `data_dir` or the installed package.
 
     Natural ids are the annotators; a fifth of each one's sentences is the test set. FileNotFoundError when there are
     none, ValueError for a file of another kind.
@@ -82,19 +79,11 @@ def load(data_dir: str, arguments: NeroArguments) -> DataSet:
 
 
 def _installed() -> Path:
-    # Finding a package does not import it, and this one's own import needs pandas and draws plots.
-    found = importlib.util.find_spec(PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
-        if (Path(place) / FILE).is_file():
-            return Path(place)
-    raise FileNotFoundError(
-        f"no data for the task 'nero': {data_package_text('NERO-nlp')}; "
-        f"or set data-dir to a folder with its file {FILE}"
-    )
+    return installed_data("nero", PACKAGE, DOWNLOAD, FILE, f"its file {FILE}")
 
 
 def read_sentences(file: Path) -> dict[str, Texts]:
-    """The sentences of each annotator, by the annotator's number; how many mentions were not found is logged."""
+    """Return the sentences of each annotator, by the annotator's number; how many mentions were not found is logged."""
     sentences: dict[tuple[str, str], tuple[str, list[str]]] = {}
     mentions: defaultdict[tuple[str, str], list[tuple[list[str], str]]] = defaultdict(list)
     for place, record in _records(file):
@@ -124,7 +113,7 @@ def read_sentences(file: Path) -> dict[str, Texts]:
 
 
 def tag_words(words: list[str], mentions: list[tuple[list[str], str]]) -> tuple[list[str], int]:
-    """The tag of each word: B-TYPE where a mention begins, I-TYPE where it goes on, O elsewhere.
+    """Return the tag of each word: B-TYPE where a mention begins, I-TYPE where it goes on, O elsewhere.
 
     Longer mentions are placed first, each at the first place with its words that is still free. Returns the tags, and
     how many mentions have no place.

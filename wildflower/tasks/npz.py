@@ -16,13 +16,10 @@ from torch import Tensor
 
 from wildflower.tasks import hub
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     ONE_COLOR,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     make_data_set,
     one_color,
     unread,
@@ -45,7 +42,7 @@ _DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zlib.error, zipfile.Bad
 
 
 class NpzArguments(OwnArguments):
-    """What the task `npz` takes."""
+    """Arguments of the task `npz`."""
 
     channels: Literal["", "first", "last"] = Field(
         "", description="Where inputs have their channels; empty: first, and an error where they seem to be last"
@@ -53,7 +50,7 @@ class NpzArguments(OwnArguments):
 
 
 def load(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
-    """The arrays in `train.npz` and `test.npz` of `data_dir`, which must be given.
+    """Return the arrays in `train.npz` and `test.npz` of `data_dir`, which must be given.
 
     `inputs` and `labels` (whole numbers from 0), and in `train.npz`, for the natural partition, optionally `groups`:
     whole numbers, equal where examples are from one source.
@@ -62,13 +59,12 @@ def load(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
         raise ValueError("the task 'npz' needs data-dir: the folder of your train.npz and test.npz")
     folder, channels = hub.existing_folder("npz", data_dir), "" if arguments is None else arguments.channels
     train, test = _find(folder, "train.npz"), _find(folder, "test.npz")
-    key = digest(decoded=DECODED_VERSION, files=describe_files([train, test]), channels=channels)
-    found = decoded_once("npz", key, lambda: _decode(train, test, channels))
+    found = decoded_files("npz", [train, test], lambda: _decode(train, test, channels), channels=channels)
     return replace(found, remarks=joined([*found.remarks, *unread([train, test], (".npz", ".npy"))]))
 
 
 def own(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
-    """What a device has: `train.npz`, `test.npz` or both in its folder. Labels are whole numbers, or names (str).
+    """Return a device's examples: `train.npz`, `test.npz` or both in its folder. Labels are whole numbers or names.
 
     FileNotFoundError where there is neither, ValueError where a file is wrong.
     """
@@ -92,13 +88,12 @@ def own(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
             raise ValueError(f"{folder}: train.npz and test.npz hold inputs of different shapes or types")
         return replace(made(list(parts.values())), remarks=_seldom_meant([inputs for inputs, _ in parts.values()]))
 
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files), channels=channels)
-    data = decoded_once("npz-own", key, decode)
+    data = decoded_files("npz-own", files, decode, channels=channels)
     return replace(data, remarks=joined([*data.remarks, *unread(files, (".npz", ".npy"))]))
 
 
 def _names(file: Path, arrays: dict[str, np.ndarray]) -> list[str]:
-    """The labels of a file as texts."""
+    """Return the labels of a file as texts."""
     labels = arrays["labels"]
     if labels.dtype.kind not in "iuU" or labels.ndim != 1:
         raise ValueError(
@@ -145,7 +140,7 @@ def _decode(train: Path, test: Path, channels: str) -> DataSet:
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by name; none of them is a pickle."""
+    """Return the arrays of a file by name; none of them is a pickle."""
     try:
         # A pickle can run code when it is loaded.
         content = np.load(file, allow_pickle=False)
@@ -236,7 +231,7 @@ def _inputs(file: Path, arrays: dict[str, np.ndarray], channels: str) -> Tensor:
 
 
 def _seems_last(inputs: np.ndarray) -> str:
-    """Why inputs seem to have their channels last, or none at all; "" where they do not."""
+    """Return why inputs seem to have their channels last, or none at all; "" where they do not."""
     if inputs.ndim == 4:
         _, first, rows, last = inputs.shape
         few = last <= MOST_LAST < first

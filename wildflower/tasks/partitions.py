@@ -37,7 +37,7 @@ TURN = 5
 
 
 class PartitionSettings(BaseModel):
-    """How examples are parted over devices.
+    """The settings of a partition.
 
     Attributes:
         devices: their number.
@@ -82,8 +82,8 @@ class Shard:
     test: Tensor
 
 
-class Partition(ABC):
-    """Which device trains and tests on which examples of a data set.
+class Partition:
+    """A partition: which device trains and tests on which examples of a data set.
 
     Args:
         settings: of the partition.
@@ -91,6 +91,7 @@ class Partition(ABC):
         in_time: the examples of each source lie in order of time.
     """
 
+    _index: Index
     by_class: ClassVar[bool] = False  # needs the class of every example
     draws: ClassVar[bool] = False  # devices may draw `examples_per_device`
 
@@ -105,13 +106,13 @@ class Partition(ABC):
                 f"examples_per_device does not go with partition {settings.partition!r}, which says who holds what"
             )
 
-    @abstractmethod
     def count(self, device: int) -> int:
         """Return how many training examples a device has, with those that it keeps for testing."""
+        return len(self._index[device])
 
-    @abstractmethod
     def examples(self, device: int) -> np.ndarray:
         """Return the numbers of a device's training examples, with those that it keeps for testing."""
+        return self._index[device]
 
     def tests(self, device: int) -> Tensor | slice | None:
         """Return which examples of the test set a device tests on; None where it tests on those that it keeps."""
@@ -130,7 +131,7 @@ class Partition(ABC):
         return Shard(train=shuffled[for_test:], test=shuffled[:for_test])
 
 
-class _DealtOrDrawn(Partition):
+class _DealtOrDrawn(Partition, ABC):
     """A partition that deals out every example, or lets every device draw `examples_per_device`."""
 
     draws = True
@@ -145,7 +146,8 @@ class _DealtOrDrawn(Partition):
                 f"{settings.devices} devices are more than the {examples} training examples; "
                 "use fewer devices, or set examples-per-device and let devices share examples"
             )
-        self._index = self.dealt() if drawn is None else None
+        if drawn is None:
+            self._index = self.dealt()
 
     @abstractmethod
     def dealt(self) -> Index:
@@ -157,14 +159,12 @@ class _DealtOrDrawn(Partition):
 
     @override
     def count(self, device: int) -> int:
-        return self.settings.examples_per_device or len(self.examples(device))
+        return self.settings.examples_per_device or super().count(device)
 
     @override
     def examples(self, device: int) -> np.ndarray:
-        if self._index is not None:
-            return self._index[device]
-        assert self.settings.examples_per_device is not None
-        return self.drawn(device, self.settings.examples_per_device)
+        drawn = self.settings.examples_per_device
+        return super().examples(device) if drawn is None else self.drawn(device, drawn)
 
 
 class Iid(_DealtOrDrawn):
@@ -219,21 +219,7 @@ class Dirichlet(_DealtOrDrawn):
         return [np.flatnonzero(labels == label) for label in range(self.data.classes)]
 
 
-class _Dealt(Partition):
-    """A partition that deals out every example, by an index."""
-
-    _index: Index
-
-    @override
-    def count(self, device: int) -> int:
-        return len(self._index[device])
-
-    @override
-    def examples(self, device: int) -> np.ndarray:
-        return self._index[device]
-
-
-class Natural(_Dealt):
+class Natural(Partition):
     """One device for each real-world source; which sources take part follows from the seed.
 
     Where every source has classes of its own, the first sources take part: who has which classes is part of an
@@ -253,7 +239,7 @@ class Natural(_Dealt):
             raise ValueError(f"{settings.devices} devices are more than the {sources} natural ids of the task")
         # Every source is dealt once; which of them take part is chosen afterwards, so one index file serves all.
         index = kept_index("natural", ids, sources, lambda: natural(ids))
-        if data.label_sets is not None:  # in order of the ids, which need not be the index's
+        if data.in_order or data.label_sets is not None:  # in order of the ids, which need not be the index's
             chosen = np.argsort([ids[index[number][0]] for number in range(sources)])
         else:
             chosen = np.random.default_rng([settings.seed, settings.devices]).permutation(sources)
@@ -268,7 +254,7 @@ class Natural(_Dealt):
         return Shard(train=ordered[:training], test=ordered[training:])
 
 
-class StrongAndWeak(_Dealt):
+class StrongAndWeak(Partition):
     """Few devices with much of every class, and many with little; both test on parts of the test set (RecipFL)."""
 
     by_class = True

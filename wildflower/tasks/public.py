@@ -35,7 +35,7 @@ class PublicData:
         return len(self.inputs)
 
     def batch(self, picked: Tensor) -> Tensor:
-        """The inputs of these numbers as a model reads them, not augmented."""
+        """Return the inputs of these numbers as a model reads them, not augmented."""
         return readable(self.inputs[picked], self.normalization, self.vocabulary)
 
 
@@ -50,7 +50,7 @@ def load_public(
     seed: int,
     separator: int = -1,
 ) -> PublicData:
-    """The training inputs of a task as public data.
+    """Return the training inputs of a task as public data.
 
     Args:
         name: of the public task.

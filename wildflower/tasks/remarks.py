@@ -68,7 +68,7 @@ def joined(remarks: Iterable[Remark]) -> tuple[Remark, ...]:
 
 
 def _clean(text: str, most: int = MAX_EXAMPLE_LETTERS) -> str:
-    """A text that can be printed and sent, whatever letters a file's name has; the end of a long one."""
+    """Return a text that can be printed and sent, whatever letters a file's name has; the end of a long one."""
     shown = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
     return shown if len(shown) <= most else f"...{shown[3 - most :]}"
 

@@ -37,7 +37,7 @@ def rows_of(file: Path) -> Rows:
 
 
 def lines_of(file: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str]]:
-    """The lines of a text file, counted from 1, without their ends; ValueError for one that is no text or too long."""
+    """Yield the lines of a text file, counted from 1, without their ends; ValueError for a file that is no text."""
     with file.open("rb") as content:
         start = content.peek(4)[:4]
         if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or (start and b"\0" in start):
@@ -57,7 +57,7 @@ def lines_of(file: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str
 
 
 def json_rows(file: Path) -> Rows:
-    """An object per line; empty lines are left out."""
+    """Read an object per line; empty lines are left out."""
     for number, line in lines_of(file):
         if not line.strip():
             continue
@@ -71,7 +71,7 @@ def json_rows(file: Path) -> Rows:
 
 
 def csv_rows(file: Path) -> Rows:
-    """A header with the columns' names, then a row per text; a value in quotes may hold commas and line ends.
+    """Read a header with the columns' names, then a row per text; a value in quotes may hold commas and line ends.
 
     Where no comma stands in the header, semicolons or tabs stand between values, as Excel writes in some countries.
     """
@@ -79,14 +79,14 @@ def csv_rows(file: Path) -> Rows:
 
 
 def _mark_between(file: Path) -> str:
-    """What stands between the values of a CSV file, by its first line outside of quotes."""
+    """Return what stands between the values of a CSV file, by its first line outside of quotes."""
     _, header = next(iter(lines_of(file)), (0, ""))
     outside = re.sub(r'"[^"]*"', "", header)
     return next((mark for mark in (",", ";", "\t") if mark in outside), ",")
 
 
 def tsv_rows(file: Path) -> Rows:
-    """A header, then a row per line with tabs between the values; quotes have no meaning."""
+    """Read a header, then a row per line with tabs between the values; quotes have no meaning."""
     return _separated(file, {"delimiter": "\t", "quoting": csv.QUOTE_NONE})
 
 
@@ -117,7 +117,7 @@ def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
 
 
 def conll_rows(file: Path) -> Rows:
-    """A word per line with its tag as the last value, an empty line behind each sentence: `words` and `tags`.
+    """Read a word per line with its tag as the last value, an empty line behind each sentence: `words` and `tags`.
 
     Lines in front of a sentence such as "# sent_id = 1" are comments.
     """
@@ -146,7 +146,7 @@ def _and_an_end(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def saved(folder: Path, most_bytes: int = MAX_FILE_BYTES) -> list[Path]:
-    """The first file of a data set which `save_to_disk` of `datasets` wrote, for all; [] where there is none.
+    """Return the first file of a data set which `save_to_disk` of `datasets` wrote, for all; [] where there is none.
 
     ValueError where its files are not beside the state.json that lists them, or have too many bytes together.
     """
@@ -170,23 +170,23 @@ def saved(folder: Path, most_bytes: int = MAX_FILE_BYTES) -> list[Path]:
 
 
 def check_size(size_bytes: int, where: Path, most_bytes: int = MAX_FILE_BYTES) -> None:
-    """ValueError where a file, or all files of a data set, have more than `most_bytes`."""
+    """Raise ValueError where a file, or all files of a data set, have more than `most_bytes`."""
     if size_bytes > most_bytes:
         raise ValueError(f"{where}: {size_bytes} bytes are more than {most_bytes}")
 
 
 def files_behind(file: Path) -> list[Path]:
-    """All files that a file stands for: those of the whole data set, where it is of one that `saved` found."""
+    """Return all files that a file stands for: those of the whole data set, where it is of one that `saved` found."""
     return [*sorted(file.parent.glob("*.arrow")), file.parent / "state.json"] if file.suffix == ".arrow" else [file]
 
 
 def saved_rows(file: Path) -> Rows:
-    """The rows of the data set that an .arrow file is of; names stand in place of the numbers of classes."""
+    """Return the rows of the data set that an .arrow file is of; names stand in place of the numbers of classes."""
     return named_rows(import_datasets().load_from_disk(str(file.parent)), f"{file}:")
 
 
 def named_rows(rows: Any, source: object) -> Rows:
-    """The rows of a data set of `datasets`, counted from 1; names stand in place of the numbers of classes and tags.
+    """Yield the rows of a data set of `datasets`, counted from 1, with names for the numbers of classes and tags.
 
     ValueError by `source` and row where a number is not that of a class. On the hub -1 is often a label that is not
     public.
@@ -222,7 +222,7 @@ READERS: dict[str, Callable[[Path], Rows]] = {
 def check_columns(
     row: Mapping[str, Any], columns: Iterable[str], source: object, number: int, before_number: str = ":"
 ) -> None:
-    """ValueError where a row lacks a column, with its place: of a file with a header that is the header's line.
+    """Raise ValueError where a row lacks a column, with its place: of a file with a header that is the header's line.
 
     before_number: what stands between the source and the row's number.
     """
@@ -259,7 +259,7 @@ _SEPARATED = re.compile(r"\s*[+-]?\d+([.,'\s\u2019]\d+)+(e[+-]?\d+)?\s*", re.IGN
 
 
 def as_float32(value: object, decimal: str = ".") -> float:
-    """The finite number, as large as 32 bits hold, that a value of a column is or says; ValueError as of `as_name`.
+    """Return the finite number of 32 bits that a value of a column is or says; ValueError as of `as_name`.
 
     decimal: what stands in front of decimals in a text; any other separator is refused, because nobody can tell
         1,234 with three decimals from 1,234 in the thousands.
@@ -296,7 +296,7 @@ def as_tags(value: object) -> list[str]:
 
 
 def _whole(text: str) -> str:
-    """A text; ValueError where one of its characters is cut in half, as in what was cut by its length elsewhere."""
+    """Return a text; ValueError if a character is cut in half, as in what was cut by its length elsewhere."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

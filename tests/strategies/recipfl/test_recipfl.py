@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.recipfl.recipfl_controls import ByExamples, FirstUpload
+from benchmarks.recipfl.recipfl_controls import AblatedTraining, ByExamples, FirstUpload
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import loss_of, setup
 from wildflower.client_app.context import DeviceContext
@@ -41,7 +41,7 @@ LARGE, SMALL = CHOICE.candidates(())
 def recipfl(tmp_path):
     def make(kind=RecipFL, **params):
         settings = {"hidden": 8, "decoder_hidden": 8, "tile": 4} | params
-        made = kind(setup(tmp_path, CHOICE, task={"devices": 3}), RecipFLParams(**settings))
+        made = kind(setup(tmp_path, CHOICE, task={"devices": 3}), kind.params_type(**settings))
         made.round = 1
         return made
 
@@ -395,9 +395,9 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
     for order in sorted(orders(grid), key=lambda order: order["order"]):
         by_device.setdefault(order["device"], []).append(order)
     for device, mine in by_device.items():
-        halves = [TaughtTraining(taught=value, divergence="student || teacher", feature_weight=1.0) for value in taught]
         found = [client_step_of(StepReference.model_validate(order["client_step"])) for order in mine]
-        assert found == (halves if device < 2 else halves[:1])
+        assert all(isinstance(one, TaughtTraining) for one in found)
+        assert [one.taught for one in found] == (taught if device < 2 else taught[:1])
         teachers = [order["after"] for order in mine]
         expected = [None, mine[0]["order"]] if transfer == "teacher" and device < 2 else [None] * len(mine)
         assert teachers == expected
@@ -457,7 +457,7 @@ def test_only_an_order_with_a_teacher_is_taught(tmp_path):
 def test_the_clock_counts_what_the_teacher_computes(tmp_path):
     seconds = {}
     for transfer in ("teacher", "both"):
-        engine, _ = started(config(tmp_path, **{"devices-per-round": 6, "recipfl.transfer": transfer}))
+        engine, _ = started(config(tmp_path, **of_transfer(transfer), **{"devices-per-round": 6}))
         engine.begin(simulated_grid(), 1)
         [large, small] = [a for a in engine.assignments if a.device == 0]
         taught = large.task.cost.training_flops / 3 if transfer == "teacher" else 0.0
@@ -615,8 +615,10 @@ class Reader(nn.Module):
         return self.classifier(self.reads.expand(len(inputs), -1))
 
 
-def taught(student, teacher, divergence="student || teacher", feature_weight=1.0):
-    local = TaughtTraining(taught=True, divergence=divergence, feature_weight=feature_weight)
+def taught(student, teacher, **ablated):
+    local = TaughtTraining(taught=True)
+    if ablated:
+        local = AblatedTraining(taught=True, **{"divergence": "student || teacher", "feature_weight": 1.0} | ablated)
     return loss_of(local, student, earlier=teacher)(torch.zeros(2, 1), torch.tensor([0, 0]))
 
 
@@ -630,7 +632,7 @@ def test_what_a_taught_model_minimizes_by_hand():
     for weight in (0.0, 0.1):
         value = taught(student, teacher, feature_weight=weight)
         assert float(value.detach()) == pytest.approx(own + soft + weight * printed, rel=1e-5)
-    value = taught(student, teacher, "teacher || student")
+    value = taught(student, teacher, divergence="teacher || student")
     assert float(value.detach()) == pytest.approx(own + soft + other, rel=1e-5)
     value.backward()
     assert student.reads.grad.abs().sum() > 0
@@ -641,7 +643,7 @@ def test_what_classifiers_read_is_compared_only_where_it_has_the_same_size():
     student, teacher = Reader(math.log(2), 0.0, 0.0), Reader(0.0, 0.0, 0.0, 0.0)
     expected = math.log(2) + (math.log(2) + 2 * math.log(4)) / 3
     for divergence in ("student || teacher", "teacher || student"):
-        assert float(taught(student, teacher, divergence).detach()) == pytest.approx(expected, rel=1e-5)
+        assert float(taught(student, teacher, divergence=divergence).detach()) == pytest.approx(expected, rel=1e-5)
 
 
 class WithoutLinear(Reader):
@@ -662,7 +664,7 @@ def test_a_taught_model_needs_a_teacher():
 
 
 def test_who_is_not_taught_minimizes_the_tasks_loss():
-    local = TaughtTraining(taught=False, divergence="student || teacher", feature_weight=1.0)
+    local = TaughtTraining(taught=False)
     value = loss_of(local, Reader(math.log(2), 0.0, 0.0))(torch.zeros(2, 1), torch.tensor([0, 0]))
     assert float(value.detach()) == pytest.approx(math.log(2))
 

@@ -1,0 +1,215 @@
+"""The family of a user's module that is cut by itself: what a server traced, and what devices get of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
+from wildflower.models.frozen import marked, without_gradients
+from wildflower.models.group_family import GroupFamily
+from wildflower.models.layers import TensorSpec
+from wildflower.models.network import Network
+from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
+from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
+from wildflower.models.traced.program import Program
+
+if TYPE_CHECKING:
+    from wildflower.models.trace import Step
+
+NAME = "traced"
+
+
+@dataclass(frozen=True)
+class Traced(GroupFamily):
+    """A module's graph, of which an architecture keeps channels of every group.
+
+    `function` is a class of modules, or a function that returns one. On the server it is called with `arguments`, and
+    with the task's `classes` (or `num_classes`) and `input_shape` where it has parameters of these names. Devices get
+    the `graph` alone, a JSON text (`wildflower.models.traced.graph`).
+
+    tokens: inputs are int64.
+    norm: batch norms are those of the module ("batch"), or keep no running statistics ("static").
+    scaler: whether results of cut layers are divided by the kept share of their channels (HeteroFL).
+    keep: parts whose channels are never cut.
+    """
+
+    name: ClassVar[str] = NAME
+
+    function: str = ""
+    arguments: str = "{}"
+    tokens: bool = False
+    norm: str = "batch"
+    scaler: bool = False
+    keep: tuple[str, ...] = ()
+    graph: str = ""
+
+    @override
+    @classmethod
+    def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(arguments)
+        if isinstance(found.get("arguments"), Mapping):
+            found["arguments"] = json.dumps(found["arguments"], sort_keys=True)
+        if not isinstance(found.get("arguments", "{}"), str):
+            raise ValueError(f"arguments must be like {{hidden = 32}}, not {found['arguments']!r}")
+        if "graph" not in found:
+            from wildflower.models.traced.making import graph_of  # only a server traces
+
+            found["graph"] = graph_of(found)
+        return found
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm not in ("batch", "static"):
+            raise ValueError(f"{self.function}: norm must be 'batch' or 'static', not {self.norm!r}")
+        _ = self.read  # what a graph may not hold is found here, not in the middle of a round
+
+    @cached_property
+    def read(self) -> Graph:
+        """The graph."""
+        return read_graph(self.graph)
+
+    @override
+    def spec(self) -> dict[str, Any]:
+        return super().spec() | {"arguments": json.loads(self.arguments)}
+
+    @property
+    def input_dtype(self) -> torch.dtype:  # type: ignore[override]
+        """Whole numbers where inputs are tokens."""
+        return torch.int64 if self.tokens else torch.float32
+
+    @override
+    def further_names(self) -> Mapping[str, str]:
+        return self.read.ties
+
+    @cached_property
+    def embeddings(self) -> Mapping[str, int]:
+        """The tables of embeddings, and how many rows each has."""
+        nodes = [node for node in self.read.evaluation if node.op == "embedding.default"]
+        names = [node.args[0]["t"] for node in nodes if isinstance(node.args[0], dict) and "t" in node.args[0]]
+        return {name: self.tensors(self.full())[name].shape[0] for name in names if name in self.read.state}
+
+    # Architectures
+
+    @property
+    @override
+    def groups(self) -> Mapping[str, int]:
+        return self.read.groups
+
+    @cached_property
+    def removable(self) -> Mapping[str, tuple[str, ...]]:
+        """Residual branches that an architecture may leave out."""
+        return {block: tuple(groups) for block, groups in self.read.blocks.items()}
+
+    @property
+    @override
+    def stacks(self) -> Mapping[str, tuple[str, ...]]:
+        return {stack: tuple(blocks) for stack, blocks in self.read.stacks.items()}
+
+    @override
+    def candidates(self, widths: Any) -> list[Architecture]:
+        return list(dict.fromkeys(super().candidates(widths)))  # a module without groups has one alone
+
+    # Sub-models
+
+    @override
+    def build(self, arch: Architecture) -> Network:
+        return self._program(arch, without_memory=False)
+
+    @override
+    def without_memory(self, arch: Architecture) -> Network:
+        return self._program(arch, without_memory=True)
+
+    def _program(self, arch: Architecture, *, without_memory: bool) -> Network:
+        self.validate(arch)
+        static = self.norm == "static"
+        program = Program(self.read, arch.widths, static=static, scaler=self.scaler, without_memory=without_memory)
+        return without_gradients(self, program)
+
+    @override
+    def initial(self) -> dict[str, Tensor]:
+        from wildflower.models.traced.making import first_weights  # the server's, which has the module
+
+        own = first_weights(self.function, self.arguments, self.input_shape, self.classes)
+        names = self.tensors(self.full())
+        return {name: own[name].detach().clone() for name in names}
+
+    @cached_property
+    def with_statistics(self) -> Traced:
+        """The same family with running statistics; itself where it has none."""
+        found = replace(self, norm="batch")
+        return self if self.norm == "batch" or found.tensor_names() == self.tensor_names() else found
+
+    @override
+    def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
+        return _tensors(self, arch)
+
+    @override
+    def place(self, arch: Architecture, select: Select = leading) -> Placement:
+        return _leading(self, arch) if select is leading else _placement(self, arch, select)
+
+    @override
+    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        step = _step(self, arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates)
+        return step.cost(batch_size, optimizer)
+
+    @override
+    def convolutions(self, arch: Architecture) -> set[Convolution]:
+        return _step(self, arch, 2, accumulates=False).convolutions
+
+    def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of the answer for one example: (outputs,) or (outputs, positions)."""
+        return _step(self, arch, batch_size, accumulates=False).answer
+
+
+def _axis(parts: list[Stretch], names: list[str], full: list[int]) -> Axis | Joined | None:
+    if all(part.group < 0 for part in parts):
+        return None
+    if len(parts) == 1 and parts[0].before == 1:
+        return Axis(names[parts[0].group], parts[0].after)
+    stretches = []
+    for part in parts:
+        group, size = ("", 1) if part.group < 0 else (names[part.group], full[part.group])
+        stretches.append((group, part.before, size, part.after))
+    return Joined(tuple(stretches))
+
+
+@lru_cache(maxsize=256)
+def _tensors(family: Traced, arch: Architecture) -> dict[str, TensorSpec]:
+    graph = family.read
+    names, full = list(graph.groups), list(graph.groups.values())
+    found = {}
+    for name in family.without_memory(arch).state_dict():
+        spec = graph.state[name]
+        axes: list[AnyAxis] = [_axis(parts, names, full) for parts in spec.dimensions]
+        if spec.classes >= 0:
+            axes[spec.classes] = Axis(CLASSES)
+        found[name] = TensorSpec(graph.shape(spec, arch.widths), DTYPES[spec.dtype], tuple(axes))
+    return marked(family, found)
+
+
+@lru_cache(maxsize=256)
+def _leading(family: Traced, arch: Architecture) -> Placement:
+    return _placement(family, arch, leading)
+
+
+def _placement(family: Traced, arch: Architecture, select: Select) -> Placement:
+    axes = {name: spec.axes for name, spec in family.tensors(arch).items()}
+    sizes = zip(family.groups.items(), arch.widths, strict=True)
+    return place(axes, {group: (full, kept) for (group, full), kept in sizes}, select)
+
+
+@lru_cache(maxsize=256)
+def _step(family: Traced, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
+    from wildflower.models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
+
+    shape, dtype = family.input_shape, family.input_dtype
+    return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)

@@ -1,0 +1,125 @@
+"""The operators that a graph may hold: all that a device computes of a model that it was sent.
+
+Each takes tensors and numbers and returns tensors. None reads or writes files, reaches other memory or runs code. What
+an operator does to dimensions stands in the files of rules; those of `OPAQUE` are followed by none, so that whatever
+they read is never cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Of these the result has an entry per entry of the arguments, which are broadcast.
+ELEMENTWISE = _names(
+    """
+    abs abs_ add add_ atan2 ceil clamp clamp_ clamp_max clamp_min clone celu celu_ copysign cos div div_ elu
+    elu_ eq erf exp exp_ expm1 floor floor_divide fmod ge gelu gelu_ gt hardsigmoid hardsigmoid_ hardswish
+    hardswish_ hardtanh hardtanh_ isfinite isinf isnan le leaky_relu leaky_relu_ lerp log log10 log1p log2
+    log_sigmoid logical_and logical_not logical_or logical_xor lt masked_fill masked_fill_ max maximum min
+    minimum mish mish_ mul mul_ ne neg bitwise_and bitwise_not bitwise_or bitwise_xor __and__ __or__ __xor__
+    rsub reciprocal relu relu6 relu6_ relu_ remainder round rsqrt selu selu_ sigmoid sigmoid_ sign silu silu_
+    sin softplus sqrt square sub sub_ tan tanh tanh_ threshold threshold_ trunc where xlogy addcmul addcdiv pow
+    pow_ erfinv
+    """
+)
+# Of these it has the layout of the first argument.
+SAME = _names(
+    """
+    alias alpha_dropout alpha_dropout_ bernoulli bernoulli_ contiguous detach detach_ dropout dropout_
+    empty_like feature_alpha_dropout feature_dropout feature_dropout_ fill_ float full_like lift_fresh_copy
+    log_softmax logsigmoid nan_to_num normal_ ones_like rand_like randn_like softmax softmax_ to to_copy
+    _to_copy type_as uniform_ zero_ zeros_like tril triu tril_ triu_ cumsum positive
+    """
+)
+CREATION = _names(
+    """
+    empty full new_empty new_full new_ones new_zeros ones rand randn zeros
+    """
+)
+CONSTANT = _names(
+    """
+    arange eye linspace scalar_tensor tril_indices triu_indices
+    """
+)
+REDUCTION = _names(
+    """
+    all amax amin any argmax argmin linalg_vector_norm logsumexp mean norm prod std std_mean sum var var_mean
+    """
+)
+POOLING = _names(
+    """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool2d_with_indices max_pool3d upsample_bicubic2d
+    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+    """
+)
+VIEWS = _names(
+    """
+    _reshape_alias _unsafe_view flatten reshape reshape_as squeeze squeeze_ unflatten unsqueeze unsqueeze_ view
+    view_as
+    """
+)
+CONVOLUTIONS = _names(
+    """
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    """
+)
+NORMS = _names(
+    """
+    batch_norm group_norm instance_norm layer_norm rms_norm
+    """
+)
+OTHERS = _names(
+    """
+    addmm baddbmm bmm cat chunk concat concatenate copy_ dot einsum embedding expand expand_as flip gru index
+    index_select linear lstm matmul max min mm movedim mv narrow numpy_T pad constant_pad_nd permute
+    pixel_shuffle repeat repeat_interleave roll scaled_dot_product_attention select slice split split_with_sizes
+    stack swapaxes t prelu tensor_split transpose transpose_ unbind rnn_tanh rnn_relu channel_shuffle
+    """
+)
+OPAQUE = _names(
+    """
+    affine_grid_generator argsort bucketize cosine_similarity cross cumprod diagonal embedding_bag fft_fft
+    fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 gather grid_sampler im2col col2im
+    kthvalue linalg_inv linalg_matrix_exp linalg_norm linalg_solve logcumsumexp masked_scatter median meshgrid
+    multinomial one_hot outer pixel_unshuffle real imag reflection_pad1d reflection_pad2d replication_pad1d
+    replication_pad2d scatter scatter_add searchsorted sort take_along_dim tensordot topk unfold view_as_complex
+    view_as_real cdist bilinear trace inverse index_add index_put index_put_ masked_select polar complex
+    """
+)
+ALLOWED = frozenset().union(
+    ELEMENTWISE, SAME, CREATION, CONSTANT, REDUCTION, POOLING, VIEWS, CONVOLUTIONS, NORMS, OTHERS, OPAQUE
+)
+
+Operator = torch._ops.OpOverload
+
+
+def operator_named(text: str) -> Operator:
+    """Return an operator by its name and overload, such as "conv2d.default"; ValueError if it is not allowed."""
+    name, dot, overload = text.partition(".")
+    if name not in ALLOWED or not dot or not overload.isidentifier():
+        raise ValueError(f"the operator {text!r:.80} is none that a graph may hold")
+    packet = getattr(torch.ops.aten, name, None)
+    found = getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ValueError(f"the operator {text!r:.80} does not exist in PyTorch {torch.__version__}")
+    return found
+
+
+def short_name(target: Any) -> str:
+    """Return the name of what a node calls, without library and overload."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.rpartition("::")[2]
+    return str(getattr(target, "__name__", target))
+
+
+def full_name(target: Operator) -> str:
+    """Return the name by which `operator_named` finds an operator."""
+    return f"{short_name(target)}.{target._overloadname}"

@@ -1,0 +1,409 @@
+"""A sub-model of a traced module: its graph, interpreted with the sizes of an architecture."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from wildflower.models.layers import BatchNorm
+from wildflower.models.network import Network
+from wildflower.models.traced.graph import (
+    DTYPES,
+    GETITEM,
+    Graph,
+    Operation,
+    Size,
+    StateTensor,
+)
+from wildflower.models.traced.operators import operator_named
+
+STATISTICS = ("running_mean", "running_var")
+INPUT = -1  # the register of the input
+
+
+@dataclass(frozen=True)
+class _Register:
+    """An argument that is the value of a register."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _OfBatch:
+    """A size that grows with the batch."""
+
+    fixed: int
+    per_example: int
+
+
+@dataclass(frozen=True)
+class _Device:
+    """The device of the input."""
+
+
+@dataclass
+class _Step:
+    """One node: what it calls, and which values go where.
+
+    Attributes:
+        function: an operator, or a norm of the program.
+        arguments, options: constants, with None wherever a value comes in.
+        registers: positions of arguments that are values of registers.
+        late: positions, or names of options, of other arguments that are made anew each time.
+        result: where the result goes.
+        dropped: registers that nobody reads any more.
+    """
+
+    function: Callable[..., Any]
+    result: int
+    arguments: list[Any] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    registers: list[tuple[int, int]] = field(default_factory=list)
+    late: list[tuple[int | str, Any]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+
+    def call(self, values: list[Any], batch: int) -> Any:
+        """Return its result, of the values of all registers."""
+        arguments = self.arguments.copy()
+        for place, register in self.registers:
+            arguments[place] = values[register]
+        if not self.late:
+            return self.function(*arguments, **self.options)
+        options = self.options.copy()
+        for key, value in self.late:
+            if isinstance(key, int):
+                arguments[key] = _made(value, values, batch)
+            else:
+                options[key] = _made(value, values, batch)
+        return self.function(*arguments, **options)
+
+    def reads(self) -> Iterator[int]:
+        """Yield the registers that it reads."""
+        yield from (register for _, register in self.registers)
+        for _, value in self.late:
+            yield from _registers_in(value)
+
+
+@dataclass
+class _Steps:
+    """The steps of a mode: which tensors are put into which registers first, and where the answer is at the end."""
+
+    steps: list[_Step]
+    tensors: list[tuple[int, Mapping[str, Any], str]]
+    registers: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class _BatchNormOf:
+    """A batch norm that is trained: its path among the module's names, and its settings."""
+
+    path: str
+    momentum: float
+    epsilon: float
+
+
+class _Norm(BatchNorm):
+    """A batch norm without integers in its state, over any number of positions, or none."""
+
+    @override
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected (batch, channels, ...), got {tuple(input.shape)}")
+
+
+class Part(nn.Module):
+    """A place in the tree of a module's names, which holds tensors."""
+
+
+class Program(Network):
+    """A traced module with the kept channels of an architecture: (batch, *input shape) -> (batch, classes).
+
+    Tensors have the names that they have in the module itself. Batch norms are modules, so that whatever looks for them
+    finds them.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        kept: Sequence[int],
+        *,
+        static: bool = False,
+        scaler: bool = False,
+        without_memory: bool = False,
+    ) -> None:
+        """Make the program, with first weights as far as a graph tells them.
+
+        Args:
+            graph: of the full model.
+            kept: channels of every group; 0 of the groups in a block that is left out.
+            static: whether batch norms keep no running statistics.
+            scaler: whether results of cut layers are divided by the kept share of their channels.
+            without_memory: whether parameters and buffers are to be given weights. Constants have values.
+        """
+        super().__init__([])
+        self._graph, self._kept = graph, tuple(kept)
+        self._static, self._scaler = static, scaler
+        self._norms = _norms(graph)
+        numbers = {group: number for number, group in enumerate(graph.groups)}
+        self._left_out = [block for block, groups in graph.blocks.items() if not kept[numbers[groups[0]]]]
+        self._make_tensors(torch.device("meta") if without_memory else torch.get_default_device())
+        self._programs = {training: self._compile(training) for training in (True, False)}
+
+    def _make_tensors(self, device: torch.device) -> None:
+        used = self._used()
+        norms = {norm.path: norm for norm in self._norms.values()}
+        left_out = {f"{path}.{name}" for path in norms for name in STATISTICS} if self._static else set()
+        for name, spec in self._graph.state.items():
+            if name not in used or name in left_out:
+                continue
+            if (path := name.rpartition(".")[0]) in norms:
+                self._make_norm(norms[path])
+            owner, own = self._owner(name)
+            value = _drawn(spec, self._graph.shape(spec, self._kept), device)
+            if spec.kind == "buffer":
+                owner.register_buffer(own, value)
+            else:
+                owner.register_parameter(own, nn.Parameter(value, requires_grad=spec.kind == "parameter"))
+        for name, constant in self._graph.constants.items():
+            owner, own = self._owner(name)
+            value = constant.tensor()
+            owner.register_buffer(own, value if device.type == "meta" else value.to(device), persistent=False)
+
+    def _make_norm(self, norm: _BatchNormOf) -> None:
+        owner, own = self._owner(norm.path)
+        if own in owner._modules:
+            return
+        with torch.device("meta"):  # its tensors are those of the state
+            made = _Norm(1, running_statistics=not self._static, epsilon=norm.epsilon)
+        made.momentum = norm.momentum
+        made.register_parameter("weight", None)
+        made.register_parameter("bias", None)
+        [made.num_features] = self._graph.shape(self._graph.state[f"{norm.path}.running_mean"], self._kept)
+        owner.add_module(own, made)
+
+    def _owner(self, name: str) -> tuple[nn.Module, str]:
+        """Return the part that a tensor or a norm belongs to, made if it is missing, and its name there."""
+        owner: nn.Module = self
+        *path, own = name.split(".")
+        for part in path:
+            if part not in owner._modules:
+                owner.add_module(part, Part())
+            owner = owner._modules[part]  # type: ignore[assignment]  # no part is None
+        return owner, own
+
+    def _used(self) -> set[str]:
+        """Return the names of tensors that some node reads which is computed."""
+        found: set[str] = set()
+        for training in (True, False):
+            nodes, (alive, standing) = self._nodes(training), self._alive(training)
+            for number in alive - standing.keys():
+                found |= {value["t"] for value in _objects(nodes[number]) if "t" in value}
+        return found
+
+    def _nodes(self, training: bool) -> list[Operation]:
+        return self._graph.training if training else self._graph.evaluation
+
+    def _alive(self, training: bool) -> tuple[set[int], dict[int, int]]:
+        """Return the nodes on which the answer depends, and in whose place others stand, as blocks are left out."""
+        nodes = self._nodes(training)
+        pairs = [self._graph.bypassed[block][0 if training else 1] for block in self._left_out]
+        standing = {result: before for result, before in pairs}
+        if not standing:
+            return set(range(len(nodes))), {}
+        alive: set[int] = set()
+        wanted = [len(nodes) - 1]
+        while wanted:
+            number = wanted.pop()
+            if number >= 0 and number not in alive:
+                alive.add(number)
+                inside = [standing[number]] if number in standing else _results_read(nodes[number])
+                wanted += inside
+        return alive, standing
+
+    # Steps
+
+    def _compile(self, training: bool) -> _Steps:
+        nodes, (alive, standing) = self._nodes(training), self._alive(training)
+        names = [v["t"] for n in sorted(alive - standing.keys()) for v in self._read(nodes[n]) if "t" in v]
+        # Of a node, or of a tensor by its name, the register.
+        places: dict[str | int, int] = {name: len(nodes) + i for i, name in enumerate(dict.fromkeys(names))}
+        steps: list[_Step] = []
+        for number, node in enumerate(nodes):
+            if number in standing and number in alive:
+                places[number] = INPUT if standing[number] < 0 else places[standing[number]]
+            elif number in alive:
+                places[number] = number
+                steps.append(self._step(number, node, places))
+                if self._scaler and node.scaled is not None:
+                    steps += self._scaled(node.scaled, number)
+        answer = places[len(nodes) - 1]
+        _drop_unread(steps, answer, len(nodes))
+        tensors: list[tuple[int, Mapping[str, Any], str]] = []
+        for name, register in places.items():
+            if isinstance(name, str):
+                owner, own = self._owner(name)
+                tensors.append((register, owner._parameters if own in owner._parameters else owner._buffers, own))
+        return _Steps(steps, tensors, len(nodes) + len(tensors) + 1, answer)
+
+    def _step(self, number: int, node: Operation, places: Mapping[str | int, int]) -> _Step:
+        if node.op == "batch_norm.default" and (norm := self._norms.get(_statistic(node))) is not None:
+            module = self.get_submodule(norm.path)
+            return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
+        step = _Step(operator.getitem if node.op == GETITEM else operator_named(node.op), number)
+        keys: list[int | str] = [*range(len(node.args)), *node.kwargs]
+        for key, given in zip(keys, (*node.args, *node.kwargs.values()), strict=True):
+            value = self._value(given, places)
+            constant = not _is_late(value)
+            if isinstance(key, int):
+                step.arguments.append(value if constant else None)
+                if isinstance(value, _Register):
+                    step.registers.append((key, value.number))
+                    continue
+            elif constant:
+                step.options[key] = value
+            if not constant:
+                step.late.append((key, value))
+        return step
+
+    def _read(self, node: Operation) -> Iterator[dict[str, Any]]:
+        """Yield what a node reads; of a norm that is a module, its input."""
+        if node.op == "batch_norm.default" and _statistic(node) in self._norms:
+            yield from _objects(Operation(op=node.op, args=node.args[:1]))
+        else:
+            yield from _objects(node)
+
+    def _value(self, given: Any, places: Mapping[str | int, int]) -> Any:
+        """Return an argument as it is passed on, or what stands for one that is made anew each time."""
+        if isinstance(given, list):
+            return [self._value(inner, places) for inner in given]
+        if not isinstance(given, dict):
+            return given
+        [(kind, of)] = given.items()
+        if kind == "x":
+            return _Register(INPUT)
+        if kind in ("n", "t"):
+            return _Register(places[of])
+        if kind == "s":
+            return self._size(of)
+        if kind == "d":
+            return DTYPES[of]
+        return float(of) if kind == "f" else _Device()
+
+    def _size(self, size: Size) -> int | _OfBatch:
+        one, two = (self._graph.size(size, self._kept, batch) for batch in (1, 2))
+        return one if one == two else _OfBatch(2 * one - two, two - one)
+
+    def _scaled(self, size: Size, number: int) -> list[_Step]:
+        kept, full = (self._graph.size(size, widths) for widths in (self._kept, list(self._graph.groups.values())))
+        if kept == full:
+            return []
+        return [_Step(torch.ops.aten.div.Scalar, number, [None, kept / full], registers=[(0, number)])]
+
+    # Computing
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        program, batch = self._programs[self.training], x.shape[0]
+        values: list[Any] = [None] * program.registers
+        for register, table, name in program.tensors:
+            values[register] = table[name]
+        values[INPUT] = x
+        for step in program.steps:
+            values[step.result] = step.call(values, batch)
+            for register in step.dropped:
+                values[register] = None
+        answer: Tensor = values[program.answer]
+        return answer
+
+    @override
+    def exits(self, x: Tensor) -> list[Tensor]:
+        return [self(x)]
+
+
+def _made(value: Any, values: Sequence[Any], batch: int) -> Any:
+    if isinstance(value, _Register):
+        return values[value.number]
+    if isinstance(value, _OfBatch):
+        return value.fixed + value.per_example * batch
+    if isinstance(value, _Device):
+        return values[INPUT].device
+    return [_made(inner, values, batch) for inner in value] if isinstance(value, list) else value
+
+
+def _is_late(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_late, value))
+    return isinstance(value, _Register | _OfBatch | _Device)
+
+
+def _registers_in(value: Any) -> Iterator[int]:
+    if isinstance(value, _Register):
+        yield value.number
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _registers_in(inner)
+
+
+def _drop_unread(steps: Sequence[_Step], answer: int, nodes: int) -> None:
+    """Let every step drop the results of nodes that no later one reads."""
+    last: dict[int, _Step] = {}
+    for step in steps:
+        for register in (*step.reads(), step.result):
+            if 0 <= register < nodes:
+                last[register] = step
+    for register, step in last.items():
+        if register != answer:
+            step.dropped.append(register)
+
+
+def _objects(node: Operation) -> Iterator[dict[str, Any]]:
+    waiting: list[Any] = [node.args, list(node.kwargs.values())]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            yield value
+
+
+def _results_read(node: Operation) -> list[int]:
+    return [value["n"] for value in _objects(node) if "n" in value]
+
+
+def _norms(graph: Graph) -> dict[str, _BatchNormOf]:
+    """Return the batch norms that learn statistics in training and use them in evaluation, by their running mean."""
+    found = {}
+    used = {_statistic(node) for node in graph.evaluation if node.op == "batch_norm.default" and not node.args[5]}
+    for node in graph.training:
+        mean = _statistic(node) if node.op == "batch_norm.default" and node.args[5] else ""
+        path = mean.removesuffix(".running_mean")
+        tensors = [value.get("t") if isinstance(value, dict) else None for value in node.args[1:5]]
+        named = [f"{path}.{name}" for name in ("weight", "bias", *STATISTICS)]
+        is_module = (
+            all(have in (None, name) for have, name in zip(tensors, named, strict=False)) and None not in tensors[2:]
+        )
+        if mean in used and path != mean and is_module and mean in graph.state:
+            found[mean] = _BatchNormOf(path, float(node.args[6]), float(node.args[7]))
+    return found
+
+
+def _statistic(node: Operation) -> str:
+    """Return the name of a norm's running mean; "" if it has none."""
+    found = node.args[3] if len(node.args) > 3 else None
+    return str(found.get("t", "")) if isinstance(found, dict) else ""
+
+
+def _drawn(spec: StateTensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return first values of the mean and the deviation that those of the module had."""
+    value = torch.empty(shape, dtype=DTYPES[spec.dtype], device=device)
+    if device.type != "meta" and value.is_floating_point():
+        value.uniform_(-math.sqrt(3), math.sqrt(3)).mul_(spec.deviation).add_(spec.mean)
+    return value

@@ -1,0 +1,370 @@
+"""From a module to its graph: traced, followed, and written with sizes that change with the kept channels."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph as FxGraph
+from torch.fx import Node
+
+from wildflower.models.traced.graph import (
+    BATCH,
+    DTYPES,
+    GETITEM,
+    MOST_CONSTANT_BYTES,
+    Constant,
+    Graph,
+    Operation,
+    Size,
+    StateTensor,
+    Stretch,
+)
+from wildflower.models.traced.groups import Group, groups_of
+from wildflower.models.traced.layer_rules import LAYER_RULES
+from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
+from wildflower.models.traced.operators import CONVOLUTIONS, CREATION, full_name, short_name
+from wildflower.models.traced.propagation import Propagation, arguments
+from wildflower.models.traced.shape_rules import SHAPE_RULES
+from wildflower.models.traced.tracing import Traced, trace
+from wildflower.plugins.nearest import nearest_part
+from wildflower.plugins.reference import PluginError
+
+DROPPED = ("pin_memory", "layout", "memory_format")  # arguments that change no value
+RESIZED = {"_reshape_alias", "_unsafe_view", "expand", "reshape", "view"} | CREATION
+SCALED = CONVOLUTIONS | {"linear"}
+
+
+class Written:
+    """A module's graph, and what is known of it on the server alone.
+
+    Attributes:
+        graph: as devices get it.
+        traced, found: of which nodes and layouts it was made.
+        groups: the tensors that each ties.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        module: nn.Module,
+        input_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        keep: Sequence[str] = (),
+    ) -> None:
+        self.traced = trace(where, module, input_shape, dtype)
+        self.found = followed(where, self.traced)
+        tensors = self.traced.tensors
+        order = [name for name in module.state_dict(keep_vars=True) if name in tensors]
+        self.parameters = [name for name in order if isinstance(tensors[name], nn.Parameter)]
+        _check_keep(where, keep, self.parameters)
+        self.groups: list[Group] = groups_of(self.found, self.parameters, keep)
+        self.numbers: dict[Atom, int] = {group.atom: number for number, group in enumerate(self.groups)}
+        self.positions: dict[Node, int] = {}
+        self._written: dict[bool, list[Operation]] = {}
+        travelling = [name for name in order if name not in self.traced.constants]
+        if not any(name in travelling for name in self.parameters):
+            raise PluginError(f"{where} has no parameters that its answer depends on")
+        self.graph = Graph(
+            groups={group.name: group.size for group in self.groups},
+            state={name: self._state_tensor(name) for name in travelling},
+            training=self._nodes(True),
+            evaluation=self._nodes(False),
+            constants=self._constants(where),
+            ties={name: of for name, of in self.traced.ties.items() if of in travelling},
+        )
+
+    def size(self, layout: Layout) -> Size:
+        """Return the size of a dimension as the graph has it."""
+        terms: dict[tuple[int, ...], int] = {}
+        for segment in resolved(layout):
+            found = [(atom.size, self._number(atom)) for atom in segment]
+            numbers = tuple(sorted(number for _, number in found if number is not None))
+            factor = math.prod(size for size, number in found if number is None)
+            terms[numbers] = terms.get(numbers, 0) + factor
+        if not any(terms):
+            return sum(terms.values())
+        return [[factor, *numbers] for numbers, factor in terms.items()]
+
+    @property
+    def answer_shape(self) -> tuple[int, ...]:
+        """The shape of the answer to the batch that was traced."""
+        return tuple(self._answer(True).meta["val"].shape)
+
+    def why_pinned(self, name: str) -> str:
+        """Return why nothing of a tensor is cut; "" if something is."""
+        layouts = self.found.state[name]
+        atoms = [atom for layout in layouts for segment in resolved(layout) for atom in segment]
+        return "" if any(atom in self.numbers for atom in atoms) else "; ".join(dict.fromkeys(a.pinned for a in atoms))
+
+    def _number(self, atom: Atom) -> int | None:
+        return BATCH if atom.is_batch else self.numbers.get(atom)
+
+    def _argument(self, layout: Layout) -> Any:
+        size = self.size(layout)
+        return size if isinstance(size, int) else {"s": size}
+
+    def _state_tensor(self, name: str) -> StateTensor:
+        tensor = self.traced.tensors[name].detach()
+        parameter = isinstance(self.traced.tensors[name], nn.Parameter)
+        trained = parameter and self.traced.tensors[name].requires_grad
+        many = tensor.numel() > 1
+        return StateTensor(
+            dimensions=[self._stretches(layout) for layout in self.found.state[name]],
+            kind="parameter" if trained else "frozen" if parameter else "buffer",
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            mean=float(tensor.double().mean()) if tensor.numel() else 0.0,
+            deviation=float(tensor.double().std()) if many else 0.0,
+            classes=self._classes(name),
+        )
+
+    def _stretches(self, layout: Layout) -> list[Stretch]:
+        stretches = []
+        for segment in resolved(layout):
+            place = next((place for place, atom in enumerate(segment) if atom in self.numbers), None)
+            if place is None:
+                stretches.append(Stretch(after=math.prod(atom.size for atom in segment)))
+            else:
+                before, after = (math.prod(a.size for a in part) for part in (segment[:place], segment[place + 1 :]))
+                stretches.append(Stretch(before=before, group=self.numbers[segment[place]], after=after))
+        if all(stretch.group < 0 for stretch in stretches):
+            return [Stretch(after=size_of(layout))]
+        return stretches
+
+    def _classes(self, name: str) -> int:
+        """Return the dimension of a tensor that counts the classes."""
+        answer = self.found.of(self._answer(True))[1]
+        for dimension, layout in enumerate(self.found.state[name]):
+            segments = resolved(layout)
+            if (
+                segments == resolved(answer)
+                and size_of(answer) > 1
+                and not any(atom.pinned == "it counts the rows of a table" for segment in segments for atom in segment)
+            ):
+                return dimension
+        return -1
+
+    def _answer(self, training: bool) -> Node:
+        [answer] = self.traced.graphs[training].output_node().all_input_nodes
+        return answer
+
+    def _constants(self, where: str) -> dict[str, Constant]:
+        read = {
+            value["t"]
+            for nodes in (self._written[True], self._written[False])
+            for node in nodes
+            for value in _objects([node.args, list(node.kwargs.values())])
+            if "t" in value
+        }
+        constants = {name: self.traced.tensors[name] for name in sorted(read & self.traced.constants)}
+        if sum(tensor.nbytes for tensor in constants.values()) > MOST_CONSTANT_BYTES:
+            largest = max(constants, key=lambda name: constants[name].nbytes)
+            raise PluginError(
+                f"{where}: its constants, such as {largest}, have more than {MOST_CONSTANT_BYTES / 1e6:.0f} MB, which "
+                "would go to every device in every round: make them parameters without gradients, or compute them in "
+                "`forward`"
+            )
+        return {name: Constant.of(tensor) for name, tensor in constants.items()}
+
+    # Nodes
+
+    def _nodes(self, training: bool) -> list[Operation]:
+        graph, names = self.traced.graphs[training], self.traced.names[training]
+        live = _live(graph, names, self.traced)
+        numbers: dict[Node, dict[str, Any]] = {}
+        written: list[Operation] = []
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                name = names.get(node.name)
+                numbers[node] = {"x": 0} if name is None else {"t": name}
+            elif node in live:
+                written.append(self._operation(node, numbers))
+                numbers[node] = {"n": len(written) - 1}
+                self.positions[node] = len(written) - 1
+        if numbers[self._answer(training)] != {"n": len(written) - 1}:
+            written.append(Operation(op="alias.default", args=[numbers[self._answer(training)]]))
+        self._written[training] = written
+        return written
+
+    def _operation(self, node: Node, numbers: dict[Node, dict[str, Any]]) -> Operation:
+        if node.target is operator.getitem:
+            return Operation(op=GETITEM, args=[numbers[node.args[0]], node.args[1]])  # type: ignore[index]
+        target, given = self._resized(node)
+        known = {argument.name: argument for argument in target._schema.arguments}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        positional, needed = True, 0
+        for name, value in given.items():
+            if name in DROPPED:
+                positional = False
+                continue
+            encoded = {"on": 0} if name == "device" and value is not None else _encoded(value, numbers)
+            is_default = known[name].has_default_value() and not _has_node(value) and value == known[name].default_value
+            if known[name].kwarg_only or not positional:
+                if not is_default:
+                    kwargs[name] = encoded
+            else:
+                args.append(encoded)
+                needed = needed if is_default else len(args)
+        scaled = None
+        if short_name(node.target) in SCALED:
+            out = self.found.of(node)[1 if short_name(node.target) != "linear" else -1]
+            size = self.size(out)
+            scaled = None if isinstance(size, int) else size
+        return Operation(op=full_name(target), args=args[:needed], kwargs=kwargs, scaled=scaled)
+
+    def _resized(self, node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
+        """Return an operator and its arguments, with sizes in place of the numbers that change."""
+        target, given = node.target, arguments(node)
+        assert isinstance(target, torch._ops.OpOverload)
+        name, layouts = short_name(target), self.found.layouts[node]
+        if name in RESIZED:
+            key = "shape" if "shape" in given else "size"
+            given[key] = [self._argument(layout) for layout in self.found.of(node)]
+        elif name == "arange" and self.found.is_batch(self.found.of(node)[0]):
+            options = {key: given[key] for key in ("dtype", "device")}
+            return torch.ops.aten.arange.default, {"end": {"s": [[1, BATCH]]}, **options}
+        elif name == "repeat":
+            before = self.found.of(given["self"])
+            sizes = [1] * (len(given["repeats"]) - len(before)) + [size_of(layout) for layout in before]
+            given["repeats"] = [
+                {"s": [[1, BATCH]]} if self.found.is_batch(layout) and size == 1 else times
+                for layout, size, times in zip(self.found.of(node), sizes, given["repeats"], strict=True)
+            ]
+        elif name == "unflatten":
+            first = given["dim"] % len(self.found.of(given["self"]))
+            given["sizes"] = [
+                self._argument(layout) for layout in self.found.of(node)[first : first + len(given["sizes"])]
+            ]
+        elif name in ("split", "split_with_sizes", "chunk", "tensor_split") and isinstance(layouts, list):
+            dimension = given["dim"] % len(self.found.of(given["self"]))
+            sizes = [self._argument(part[dimension]) for part in layouts]  # type: ignore[index]
+            return torch.ops.aten.split_with_sizes.default, {
+                "self": node.args[0],
+                "split_sizes": sizes,
+                "dim": given["dim"],
+            }
+        elif name in ("slice", "narrow") and node in self.found.details:
+            front, middle = self.found.details[node]
+            begin, end = self.size(front), self.size((*front, *middle))
+            ends = {"start": _as_argument(begin), "end": _as_argument(end), "step": 1}
+            return torch.ops.aten.slice.Tensor, {"self": node.args[0], "dim": given["dim"], **ends}
+        elif name in CONVOLUTIONS and node in self.found.details:
+            given["groups"] = self._argument(self.found.details[node])
+        elif name == "group_norm":
+            given["num_groups"] = self._argument(self.found.details[node])
+        elif name in ("layer_norm", "rms_norm"):
+            last = self.found.of(node)[-len(given["normalized_shape"]) :]
+            given["normalized_shape"] = [self._argument(layout) for layout in last]
+        return target, given
+
+
+def followed(where: str, traced: Traced) -> Propagation:
+    """Return the layouts of a traced module; PluginError if its answer is not one row per example."""
+    found = Propagation(traced.batch_size, {**LAYER_RULES, **SHAPE_RULES})
+    for training in (True, False):
+        found.run(traced.graphs[training], traced.names[training], traced.tensors, traced.constants)
+        [answer] = traced.graphs[training].output_node().all_input_nodes
+        layouts = found.of(answer)
+        if len(layouts) not in (2, 3) or not found.is_batch(layouts[0]):
+            shape = tuple(answer.meta["val"].shape)
+            raise PluginError(
+                f"{where} answers a batch of {traced.batch_size} with a tensor of {shape}: it must return one tensor "
+                "of (batch, classes), or (batch, classes, positions) if tokens have labels"
+            )
+    return found
+
+
+def _check_keep(where: str, keep: Sequence[str], parameters: Sequence[str]) -> None:
+    parts = {name[:end] for name in parameters for end in [i for i, c in enumerate(name) if c == "."] + [len(name)]}
+    for part in keep:
+        if part not in parts:
+            raise PluginError(
+                f"{where}: keep has {part!r}, and the module has no such part; {nearest_part(part, parts)}"
+            )
+
+
+def _as_argument(size: Size) -> Any:
+    return size if isinstance(size, int) else {"s": size}
+
+
+def _has_node(value: Any) -> bool:
+    return isinstance(value, Node | dict) or (isinstance(value, list | tuple) and any(map(_has_node, value)))
+
+
+def _encoded(value: Any, numbers: dict[Node, dict[str, Any]]) -> Any:
+    if isinstance(value, Node):
+        return numbers[value]
+    if isinstance(value, list | tuple):
+        return [_encoded(inner, numbers) for inner in value]
+    if isinstance(value, torch.dtype):
+        name = str(value).removeprefix("torch.")
+        if name not in DTYPES:
+            raise PluginError(f"a model computes with {value}, which a graph may not hold")
+        return {"d": name}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"f": "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
+    if isinstance(value, torch.device):
+        return {"on": 0}
+    if isinstance(value, torch.memory_format | torch.layout):
+        return None
+    return value
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, dict):
+        return [value]
+    return [found for inner in value for found in _objects(inner)] if isinstance(value, list) else []
+
+
+def _live(graph: FxGraph, names: dict[str, str], traced: Traced) -> set[Node]:
+    """Return the nodes on which the answer depends, and those that change a tensor which travels."""
+    travelling = {
+        node for node in graph.nodes if node.op == "placeholder" and names.get(node.name, "") not in traced.constants
+    }
+    live: set[Node] = set()
+    wanted = list(graph.output_node().all_input_nodes)
+    for node in graph.nodes:
+        if node.op == "call_function" and _writes(node) and not _is_copied_back(node):
+            wanted.append(node)
+    while wanted:
+        node = wanted.pop()
+        if node not in live:
+            live.add(node)
+            wanted += node.all_input_nodes
+    # What only counts, such as the batches that a norm has met, is not computed.
+    dead = [
+        node
+        for node in reversed(graph.nodes)
+        if node.op == "call_function" and node in live and not _is_read(node, live) and _writes(node)
+    ]
+    for node in dead:
+        if not any(root in travelling for root in _roots(node)):
+            live.discard(node)
+    return live
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _is_copied_back(node: Node) -> bool:
+    """Whether export wrote what an operator in place has written already."""
+    if short_name(node.target) != "copy_" or node.users or not isinstance(node.args[0], Node):
+        return False
+    return node.args[0].op == "placeholder" and isinstance(node.args[1], Node) and node.args[0] in _roots(node.args[1])
+
+
+def _is_read(node: Node, live: set[Node]) -> bool:
+    return any(user in live or user.op == "output" for user in node.users)
+
+
+def _roots(node: Node) -> set[Node]:
+    """Return the placeholders whose memory a node's first argument may be a view of."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return {node}

@@ -1,0 +1,69 @@
+"""What methods share under which all devices train one architecture, by default the whole model."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from wildflower.devices.budget import Budget
+from wildflower.models.architecture import Architecture
+from wildflower.strategies.contract_values import Setup
+from wildflower.strategies.method import P
+from wildflower.strategies.pricing import fits
+from wildflower.strategies.submodel import SubModelMethod, by_exit
+
+
+class OneArchitecture(SubModelMethod[P]):
+    """All devices train the same architecture, by default the whole model whatever their budget.
+
+    Attributes:
+        everyone: whether it is given to devices that cannot afford it.
+        returns_changes: devices return changes, or more than weights: `both-models` and `norm-bound`, which are about
+            weights, do not go with the method.
+        only_sgd: the method counts the steps of SGD.
+    """
+
+    everyone = True
+    returns_changes: ClassVar[bool] = False
+    only_sgd: ClassVar[bool] = False
+
+    def __init__(self, setup: Setup, params: P) -> None:
+        optimizer, bound = setup.settings.training.optimizer, setup.settings.norm_bound
+        if self.only_sgd and optimizer != "sgd":
+            raise ValueError(
+                f"optimizer = {optimizer!r}: {self.name()} counts the steps of SGD, with or without momentum: set "
+                "optimizer = 'sgd'"
+            )
+        if self.returns_changes and bound:
+            raise ValueError(
+                f"norm-bound = {bound:g}: it bounds how far weights move, and devices return more than weights under "
+                f"{self.name()}: set norm-bound = 0"
+            )
+        super().__init__(setup, params, by_exit(setup.family) if len(setup.family.segments) > 1 else None)
+        self.architecture = self.candidates[0]
+
+    @override
+    @classmethod
+    def check(cls, params: P, *, both_models: bool) -> None:
+        if both_models and cls.returns_changes:
+            raise ValueError(f"both-models = True: {cls.name()} puts together changes of one model: leave it false")
+
+    def assign(self, device: int, budget: Budget) -> Architecture | None:
+        """Return the one architecture, for every device or for those that can afford it."""
+        return self.architecture if self.everyone or fits(self.cost(self.architecture), budget) else None
+
+    @override
+    @property
+    def smallest_architecture(self) -> Architecture:
+        return self.architecture
+
+    @override
+    @property
+    def scored_architecture(self) -> Architecture:
+        return self.architecture
+
+    @property
+    def deliverable(self) -> list[Architecture]:
+        """The one architecture, and with `both_models` the smallest: the others are not trained."""
+        return list(dict.fromkeys([self.architecture, *(self.candidates[-1:] if self.both_models else [])]))

@@ -1,0 +1,257 @@
+"""Plain modules as users write them, and some that cannot be traced."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Dense(nn.Module):
+    """Branches of one stream, each a layer of its own."""
+
+    def __init__(self, classes, layers=3, hidden=12):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden))
+        self.layers = nn.ModuleList([nn.Linear(hidden, hidden) for _ in range(layers)])
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, images):
+        x = self.stem(images)
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return self.head(x)
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.down = None
+        if stride != 1 or inputs != outputs:
+            self.down = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = self.norm2(self.conv2(y))
+        y += x if self.down is None else self.down(x)
+        return F.relu(y, inplace=True)
+
+
+class Residual(nn.Module):
+    """A small ResNet."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.layer1 = nn.Sequential(Block(8, 8, 1), Block(8, 8, 1))
+        self.layer2 = nn.Sequential(Block(8, 12, 2), Block(12, 12, 1))
+        self.fc = nn.Linear(12, num_classes)
+
+    def forward(self, x):
+        x = self.layer2(self.layer1(torch.relu(self.bn1(self.conv1(x)))))
+        return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+class Separable(nn.Module):
+    """Depthwise convolutions, groups, a squeeze and a group norm."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6())
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.grouped = nn.Conv2d(8, 12, 3, padding=1, groups=4)
+        self.squeeze, self.excite = nn.Conv2d(12, 6, 1), nn.Conv2d(6, 12, 1)
+        self.norm = nn.GroupNorm(4, 12)
+        self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(12 * 64, classes))
+
+    def forward(self, x):
+        x = self.grouped(F.hardswish(self.depthwise(self.stem(x))))
+        x = x * torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
+        return self.head(self.norm(x).flatten(1))
+
+
+class Dense2(nn.Module):
+    """Concatenations, as in DenseNet and Inception."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3, padding=1)
+        self.one, self.two = nn.Conv2d(6, 4, 3, padding=1), nn.Conv2d(10, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(14)
+        self.head = nn.Linear(14, classes)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = torch.cat([x, torch.relu(self.one(x))], 1)
+        x = torch.cat([x, torch.relu(self.two(x))], 1)
+        return self.head(F.relu(self.norm(x)).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """Queries, keys and values by one projection, of which heads are cut."""
+
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+
+    def forward(self, x):
+        batch, length, hidden = x.shape
+        q, k, v = self.qkv(x).reshape(batch, length, 3, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(q, k, v)
+        return self.out(found.transpose(1, 2).reshape(batch, length, hidden))
+
+
+class Patches(nn.Module):
+    """A small vision transformer."""
+
+    def __init__(self, classes, hidden=16, layers=2):
+        super().__init__()
+        self.patch = nn.Conv2d(1, hidden, 2, 2)
+        self.token, self.place = nn.Parameter(torch.randn(1, 1, hidden)), nn.Parameter(torch.randn(1, 17, hidden))
+        self.blocks = nn.ModuleList(
+            [
+                nn.ModuleDict(
+                    {
+                        "norm1": nn.LayerNorm(hidden),
+                        "attention": Attention(hidden, 4),
+                        "norm2": nn.LayerNorm(hidden),
+                        "mlp": nn.Sequential(nn.Linear(hidden, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, hidden)),
+                    }
+                )
+                for _ in range(layers)
+            ]
+        )
+        self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, classes)
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.place
+        for block in self.blocks:
+            x = x + block["attention"](block["norm1"](x))
+            x = x + block["mlp"](block["norm2"](x))
+        return self.head(self.norm(x)[:, 0])
+
+
+class Words(nn.Module):
+    """An LSTM over tokens."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.lstm = nn.LSTM(8, 10, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(20, classes)
+
+    def forward(self, tokens):
+        return self.head(self.lstm(self.words(tokens))[0][:, -1])
+
+
+class Tied(nn.Module):
+    """A model of the next token, whose table of embeddings is also its head."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.words = nn.Embedding(classes, 8)
+        self.mid = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8))
+        self.head = nn.Linear(8, classes, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("weights", torch.linspace(0, 1, 6), persistent=False)
+
+    def forward(self, tokens):
+        x = (self.words(tokens) * self.weights[:, None]).sum(1)
+        return self.head(x + self.mid(x))
+
+
+class ByValue(Dense):
+    def forward(self, images):
+        x = self.stem(images)
+        if x.mean() > 0:
+            x = x * 2
+        return self.head(x)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class OwnBackward(Dense):
+    def forward(self, images):
+        return self.head(Squared.apply(self.stem(images)))
+
+
+class TwoInputs(Dense):
+    def forward(self, images, lengths):
+        return self.head(self.stem(images) + lengths)
+
+
+class Pair(Dense):
+    def forward(self, images):
+        x = self.stem(images)
+        return self.head(x), x
+
+
+class NotABatch(Dense):
+    def forward(self, images):
+        return self.head(self.stem(images)).mean(0)
+
+
+class WithoutGradients(Dense):
+    def forward(self, images):
+        with torch.no_grad():
+            x = self.stem(images)
+        return self.head(x)
+
+
+class BySize(Dense):
+    def forward(self, images):
+        return self.head(self.stem(images)) * len(images)
+
+
+class ChangesInput(Dense):
+    def forward(self, images):
+        images -= 0.5
+        return super().forward(images)
+
+
+class ReadsAValue(Dense):
+    def forward(self, images):
+        x = self.stem(images)
+        return self.head(x * x.max().item())
+
+
+class Lazy(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+    def forward(self, images):
+        return self.head(images)
+
+
+class MostlyPinned(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 64), nn.Linear(64, classes)
+
+    def forward(self, images):
+        x = images.flatten(1)
+        return self.head(x + self.first(x))
+
+
+class Whole(nn.Linear):
+    def __init__(self, classes):
+        super().__init__(64, classes)
+
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+
+
+class WrongClasses(Dense):
+    def __init__(self):
+        super().__init__(7)

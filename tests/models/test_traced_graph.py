@@ -1,0 +1,141 @@
+"""A graph from the wire: what it may not hold is refused before anything is computed."""
+
+import base64
+import json
+import subprocess
+import sys
+import zlib
+
+import pytest
+import torch
+
+from wildflower.models.family import make_family
+from wildflower.models.traced.graph import Constant, read_graph
+from wildflower.models.traced.operators import ALLOWED, operator_named
+
+SPEC = {"name": "own_traced:Dense", "input_shape": [1, 8, 8], "classes": 7}
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return make_family(SPEC).spec()
+
+
+def opened(spec):
+    return json.loads(zlib.decompress(base64.b64decode(spec["graph"])))
+
+
+def closed(graph):
+    return base64.b64encode(zlib.compress(json.dumps(graph).encode())).decode()
+
+
+def with_change(spec, change):
+    graph = opened(spec)
+    change(graph)
+    return spec | {"graph": closed(graph)}
+
+
+def set_op(op):
+    return lambda graph: graph["training"][0].update(op=op)
+
+
+def set_argument(value):
+    return lambda graph: graph["training"][0]["args"].__setitem__(0, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_op("system.default"), r"training, node 0 .*: the operator 'system.default' is none that a graph may hold"),
+        (set_op("from_file.default"), "is none that a graph may hold"),
+        (set_op("set_.default"), "is none that a graph may hold"),
+        (set_op("linear.__class__"), "does not exist|is none that a graph may hold"),
+        (set_op("linear"), "is none that a graph may hold"),
+        (set_argument({"n": 0}), "reads the result of node 0, which is not in front of it"),
+        (set_argument({"t": "nothing"}), "reads the tensor 'nothing', which is missing"),
+        (set_argument({"s": [[2**40]]}), "no size that is allowed"),
+        (set_argument({"s": [[1, 99]]}), "is no size"),
+        (set_argument({"d": "object"}), "no type that a graph may hold"),
+        (set_argument({"call": "os.system"}), "is no argument"),
+        (set_argument([[[[[[[[1]]]]]]]]), "lists lie in one another"),
+        (set_argument(2**70), "too large"),
+        (lambda graph: graph["groups"].update(more=2**40), "not well-formed: groups.more"),
+        (lambda graph: graph["state"]["head.weight"]["dimensions"][0][0].update(after=2**30), "not well-formed"),
+        (
+            lambda graph: graph["state"]["head.weight"]["dimensions"].extend([[{"after": 2**24}]] * 2),
+            "more than .* entries",
+        ),
+        (lambda graph: graph["state"]["head.weight"]["dimensions"][0][0].update(group=5), "cut by a group"),
+        (lambda graph: graph.update(code="import os"), "not well-formed: code"),
+        (lambda graph: graph.update(training=[]), "not well-formed: training"),
+        (lambda graph: graph.update(ties={"x": "y"}), "to which another is tied, is missing"),
+        (
+            lambda graph: graph.update(constants={"c": {"shape": [2**20, 2**10], "dtype": "float32", "data": ""}}),
+            "a constant has .* bytes, at most",
+        ),
+    ],
+)
+def test_what_a_graph_may_not_hold_is_refused(spec, change, words):
+    with pytest.raises(ValueError, match=words):
+        make_family(with_change(spec, change))
+
+
+@pytest.mark.parametrize("text", ["", "%%%", base64.b64encode(b"no zip").decode(), closed([1, 2])])
+def test_what_is_no_graph_is_refused(spec, text):
+    with pytest.raises(ValueError, match=r"it is not what was packed|not well-formed"):
+        make_family(spec | {"graph": text})
+
+
+def test_a_bomb_is_not_unpacked():
+    bomb = base64.b64encode(zlib.compress(b" " * 2**27)).decode()
+    with pytest.raises(ValueError, match="more than 67,108,864 bytes"):
+        read_graph(bomb)
+
+
+def test_a_result_without_bounds_is_refused_before_it_is_computed(spec):
+    def grow(graph):
+        shape = [{"x": 0}, [2**12, 2**12, 64, 64]]
+        graph["evaluation"].insert(0, {"op": "repeat.default", "args": shape})
+        for node in graph["evaluation"][1:]:
+            node["args"] = [
+                {"n": value["n"] + 1} if isinstance(value, dict) and "n" in value else value for value in node["args"]
+            ]
+
+    with pytest.raises(ValueError, match=r"evaluation, node 0 .*its result has more than .* entries"):
+        make_family(with_change(spec, grow))
+
+
+def test_constants_come_back_to_the_bit():
+    for tensor in (
+        torch.randn(3, 4),
+        torch.arange(5),
+        torch.tensor(True),
+        torch.empty(0, 2),
+        torch.randn(2).bfloat16(),
+    ):
+        found = Constant.of(tensor).tensor()
+        assert found.dtype == tensor.dtype
+        assert found.shape == tensor.shape
+        assert torch.equal(found, tensor)
+    wrong = Constant.of(torch.arange(5)).model_copy(update={"shape": [6]})
+    with pytest.raises(ValueError, match="has 40 bytes, not 48"):
+        wrong.tensor()
+
+
+def test_all_operators_are_pytorchs():
+    known = [name for name in ALLOWED if hasattr(torch.ops.aten, name)]
+    assert len(known) > 0.97 * len(ALLOWED)
+    operator_named("conv2d.default")
+
+
+def test_a_device_loads_neither_tracer_nor_the_users_code(spec):
+    code = (
+        "import json, sys, torch\n"
+        "from wildflower.models.family import make_family\n"
+        "family = make_family(json.loads(sys.stdin.read()))\n"
+        "family.build(family.width(0.5))(torch.zeros(2, 1, 8, 8))\n"
+        "wrong = [m for m in ('torch.export._trace', 'torch._dynamo', 'own_traced', 'wildflower.models.traced.tracing',"
+        " 'wildflower.models.traced.writing') if m in sys.modules]\n"
+        "assert not wrong, wrong\n"
+    )
+    subprocess.run([sys.executable, "-c", code], input=json.dumps(spec), text=True, check=True)

@@ -1,0 +1,154 @@
+"""What the papers print of their experiments, typed from their texts, against the files.
+
+Model search has a test of its own, tests/benchmarks/test_model_search_settings.py.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wildflower.cli.papers import configured
+from wildflower.devices.fleet import FLEETS_DIR
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
+from wildflower.papers.catalog import entry
+
+
+def first(name: str) -> Any:
+    """The configuration of an experiment's last row, which is the paper's method."""
+    one = entry(name)
+    return configured(one, one.methods()[-1], [])
+
+
+def groups(config: Any) -> list[int]:
+    """How many devices each group of the fleet has."""
+    file = Path(config.fleet) if config.fleet.endswith(".toml") else FLEETS_DIR / f"{config.fleet}.toml"
+    return [group["count"] for group in tomllib.loads(file.read_text())["group"]]
+
+
+# RecipFL, Table 2 and section 5.1: data set, strong and weak devices, percent of the data of a strong one, rounds.
+RECIPFL = {
+    "table-3-cifar10-depth": ("cifar10", 1, 5, 50, 50),
+    "table-3-cifar10-width": ("cifar10", 1, 5, 50, 50),
+    "table-3-cifar100-depth": ("cifar100", 1, 50, 50, 500),
+    "table-3-cifar100-width": ("cifar100", 1, 50, 50, 500),
+    "table-3-mnist": ("mnist", 2, 100, 25, 100),
+}
+
+
+@pytest.mark.parametrize("name", RECIPFL)
+def test_recipfl_table_2(name):
+    config = first(f"recipfl/{name}")
+    data, strong, weak, percent, rounds = RECIPFL[name]
+    assert (config.task, groups(config), config.rounds) == (data, [strong, weak], rounds)
+    assert 100 * config.strong.share / strong == percent
+    assert config.devices_per_round == min(strong + weak, 10)  # "|S_t| = min(M, 10) clients"
+    assert (config.partition, config.alpha) == ("strong-and-weak", 0.5)  # "Dir(alpha = 0.5)"
+    # "we report the accuracy of the last 20% rounds"
+    assert config.rounds - config.personal.first_round + 1 == config.rounds / 5
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "shape", "classes", "printed"),
+    [
+        ("resnet18", {}, [3, 32, 32], 10, 11e6),
+        ("resnet18", {"depth": 1}, [3, 32, 32], 10, 450e3),
+        ("resnet18", {"stage_channels": [12, 25, 51, 102]}, [3, 32, 32], 10, 444e3),
+        ("densenet121", {}, [3, 32, 32], 100, 1e6),
+        ("densenet121", {"depth": 1}, [3, 32, 32], 100, 258e3),
+        ("densenet121", {"growth": 6}, [3, 32, 32], 100, 276e3),
+        ("lenet5", {}, [1, 28, 28], 10, 44e3),
+        ("lenet5", {"conv_channels": [6, 3], "hidden": [84]}, [1, 28, 28], 10, 5.6e3),
+    ],
+)
+def test_recipfls_models_have_as_many_parameters_as_table_2_says(family, arguments, shape, classes, printed):
+    made = make_family({"name": family, "input_shape": shape, "classes": classes, **arguments})
+    assert cost(made, made.full(), batch_size=1, optimizer="sgd").parameters == pytest.approx(printed, rel=0.04)
+
+
+# HypeMeFed, section 5.1: data set, devices per group, learning rate, batch size, channels.
+HYPEMEFED = {
+    "figure-7-svhn": ("svhn", [17, 17, 16], 0.0005, 128, (32, 64, 128, 256)),
+    "figure-7-stl10": ("stl10", [17, 17, 16], 0.0005, 32, (64, 128, 256, 512)),
+    "figure-7-unimib": ("unimib-shar", [10, 10, 10], 0.005, 16, (64, 128, 256, 512)),
+}
+
+
+@pytest.mark.parametrize("name", HYPEMEFED)
+def test_hypemefed_section_5_1(name):
+    config = first(f"hypemefed/{name}")
+    data, devices, rate, batch, channels = HYPEMEFED[name]
+    assert (config.task, groups(config), config.learning_rate, config.batch_size) == (data, devices, rate, batch)
+    assert (config.rounds, config.local_epochs, config.optimizer) == (300, 5, "adam")
+    assert config.devices_per_round == sum(devices) / 5  # "20% of the clients were uniformly selected"
+    assert config.family_arguments == f"block_channels = {list(channels)}, exits = [1, 2, 3]"
+    assert config.params.rank == 100
+    assert config.params.epochs == 25
+    assert config.params.learning_rate == 0.0005
+
+
+def test_hypemefeds_other_experiments():
+    assert entry("hypemefed/figure-8-svhn").values() == {"alpha": ["0.1", "0.5", "1", "10000"]}
+    ranks = [
+        configured(entry("hypemefed/table-1"), row, []).params.rank for row in entry("hypemefed/table-1").methods()
+    ]
+    assert ranks[:4] == [25, 50, 100, 200]
+    assert ranks[4] >= 512  # all: no weight of the network has more
+    preliminary = first("hypemefed/figure-3")
+    assert (groups(preliminary), preliminary.devices_per_round) == ([17, 17, 16], 10)
+    assert (preliminary.task, preliminary.partition) == ("fashion-mnist", "iid")
+    ten = first("hypemefed/figure-14")
+    assert (groups(ten), ten.task) == ([5] * 10, "fashion-mnist")
+    assert groups(first("hypemefed/figure-15")) == [4, 4, 4]
+    assert first("hypemefed/figure-13").task == "cifar100"
+
+
+# InclusiveFL, section 4: GLUE over 1,000 devices in equal parts of three types, a fraction of 0.02 per round, R = 1000.
+@pytest.mark.parametrize("name", ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"])
+def test_inclusivefl_on_glue(name):
+    config = first(f"inclusivefl/table-2-{name}")
+    assert (config.task, config.partition, config.devices) == (f"glue-{name}", "iid", 1000)
+    assert (config.devices_per_round, config.rounds) == (1000 * 0.02, 1000)
+    assert groups(config) == [334, 333, 333]
+    assert "depths = [4, 8, 12]" in config.family_arguments
+    assert (config.params.momentum, config.params.server) == (0.2, "adam")
+
+
+def test_inclusivefl_on_medical_entities_and_by_proportion():
+    config = first("inclusivefl/table-3")
+    assert (config.rounds, config.local_steps, config.batch_size) == (100, 5, 64)
+    assert (config.params.momentum, config.params.head) == (0.5, "own")
+    table = entry("inclusivefl/table-5")
+    shares = {row.name: groups(configured(table, row, [])) for row in table.methods()}
+    assert shares["inclusivefl-1-2-7"] == [100, 200, 700]
+    assert shares["inclusivefl-7-2-1"] == [700, 200, 100]
+    figure = entry("inclusivefl/figure-6")
+    assert [configured(figure, row, []).params.momentum for row in figure.methods()] == [0, 0.2, 0.5, 0.8, 1]
+
+
+# RaFL, Tables 1 to 4 and section 4.5: data set, devices, share of them per round.
+RAFL = {
+    "table-2-resnet": ("cifar100", 100, 0.1),
+    "table-3-mobilenet-v2": ("cifar100", 100, 0.1),
+    "table-4-cifar100": ("cifar100", 100, 0.1),
+    "table-4-cifar10": ("cifar10", 30, 0.4),
+    "figure-7-sporadic": ("cifar100", 100, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", RAFL)
+def test_rafls_federations(name):
+    config = first(f"rafl/{name}")
+    data, devices, share = RAFL[name]
+    assert (config.task, config.devices, config.devices_per_round) == (data, devices, devices * share)
+
+
+def test_rafl_at_scale():
+    assert (first("rafl/figure-7-scaled").task, first("rafl/figure-7-scaled").devices) == ("femnist", 3000)
+    fleet = tomllib.loads(Path(first("rafl/figure-7-sporadic").fleet).read_text())
+    assert fleet["replaced_per_round"] == 0.1  # "we uniformly replace 10% of clients with new ones"
+    config = first("rafl/figure-7-sporadic")
+    # "the total clients flowing through the sporadic FL setting equalling 3500"
+    assert config.devices + 0.1 * config.devices * (config.rounds - 1) == pytest.approx(3500, abs=100)

@@ -1,0 +1,80 @@
+"""`wildflower sweep`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from wildflower.cli.compare import print_comparison
+from wildflower.cli.options import Experiment, Html, Overrides
+
+if TYPE_CHECKING:
+    from wildflower.launch.sweeps import Row
+
+
+def sweep(
+    experiment: Experiment,
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 1-3 or 1,4,7-9.")] = "1-3",
+    rows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Named sets of settings, each a table [NAME], each with all seeds."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a key, each with all seeds and rows; may be given often.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at a time.")] = 1,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the runs lie; default: runs/NAME-sweep, by the experiment's name.")
+    ] = None,
+    html: Html = None,
+) -> None:
+    """Run an experiment with several seeds, rows and values, as far as runs are missing, and lay them side by side.
+
+    All runs with one seed come before those with the next one. What is finished is not run again, what was stopped goes
+    on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
+    """
+    from wildflower.launch import sweeps
+
+    do_sweep(
+        experiment,
+        overrides or [],
+        sweeps.parse_seeds(seeds),
+        [] if rows is None else sweeps.read_rows(rows),
+        sweeps.parse_grid(grid or []),
+        sweeps.folder_of(experiment, folder),
+        jobs,
+        html,
+    )
+
+
+def do_sweep(
+    experiment: Path,
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    rows: Sequence["Row"],
+    grid: Mapping[str, Sequence[str]],
+    folder: Path,
+    jobs: int,
+    html: Path | None,
+) -> NoReturn:
+    """Run what a sweep lacks, print its comparison, and leave with the exit code that `sweep` names."""
+    from wildflower.launch import sweeps
+    from wildflower.launch.experiment import INTERRUPTED
+    from wildflower.launch.superlink import stop_signals_interrupt
+    from wildflower.launch.terminal import terminal
+
+    with stop_signals_interrupt():
+        outcome = sweeps.sweep(experiment, overrides, seeds, rows, grid, folder, jobs, terminal())
+    if outcome.interrupted:
+        typer.echo("Stopped; the same command goes on with what is missing.")
+    if outcome.finished:
+        names = [run.row for run in outcome.finished if run.row]
+        print_comparison([run.run_dir for run in outcome.finished], html, rows=names)
+    raise typer.Exit(INTERRUPTED if outcome.interrupted else 1 if outcome.failed else 0)
