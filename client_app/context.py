@@ -24,7 +24,7 @@ from wildflower.client_app.memory import MemoryMeter, memory_limit, touched_byte
 from wildflower.client_app.rounding import LOST_ON_THE_WIRE, Lost, encoded_changes
 from wildflower.messages.encoding import Wire, decode, encode, restored
 from wildflower.messages.frozen_parts import read_part
-from wildflower.messages.orders import EvaluationOrder, LocalTraining, WorkOrder
+from wildflower.messages.orders import LocalTraining, ModelOrder, WorkOrder
 from wildflower.messages.packing import Layout, MessageError, pick, unpack
 from wildflower.messages.sums import not_finite
 from wildflower.messages.tensor_sets import TensorSets, Weights, digest, frozen_layout
@@ -88,7 +88,7 @@ class DeviceContext:
 
     def __init__(
         self,
-        order: WorkOrder | EvaluationOrder,
+        order: ModelOrder,
         local: ClientStep,
         before_round: int,
         training: LocalTraining,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from wildflower.client_app.memory import MemoryMeter, is_out_of_memory
-from wildflower.messages.orders import EvaluationOrder, WorkOrder
+from wildflower.messages.orders import ModelOrder
 
 
 class Refusal(Exception):
@@ -21,16 +21,14 @@ class Refusal(Exception):
         self.overrun = overrun
 
 
-def limits_of(order: WorkOrder | EvaluationOrder, available_bytes: int | None) -> dict[str, int]:
+def limits_of(order: ModelOrder, available_bytes: int | None) -> dict[str, int]:
     """Return what bounds the memory of an order's work, by the words that say so in a refusal."""
     limits = {"the budget is": order.memory_bytes or None, "this device has free": available_bytes}
     return {what: limit_bytes for what, limit_bytes in limits.items() if limit_bytes is not None}
 
 
 @contextmanager
-def out_of_memory_refused(
-    order: WorkOrder | EvaluationOrder, available_bytes: int | None, meter: MemoryMeter | None
-) -> Iterator[None]:
+def out_of_memory_refused(order: ModelOrder, available_bytes: int | None, meter: MemoryMeter | None) -> Iterator[None]:
     """Turn an allocation that was refused in a `with` block into a Refusal."""
     try:
         yield

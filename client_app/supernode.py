@@ -11,7 +11,8 @@ full: Flower 1.42 would never say it again, and the server would take the node f
 It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.42
 would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
 
-It sends a request again where the server closes the connection, also under TLS (`wildflower.messages.retries`).
+It sends a request again where the server closes the connection, also under TLS (`wildflower.messages.retries`). Where
+the server does not let it in, it says why, and ends with a code of its own (`wildflower.client_app.admission`).
 
 Flower is started with functions replaced and with its processes kept in a list. As little as possible is imported,
 since this stays in memory.
@@ -30,6 +31,14 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from wildflower.client_app.admission import (
+    leaving_in_words,
+    note_revoked,
+    noticing,
+    status_of,
+    tell_watchdog,
+    waiting_for_lease,
+)
 from wildflower.client_app.server_clock import clock_trouble
 from wildflower.devices.instance import draw_instance
 from wildflower.messages.retries import retry_closed_connections
@@ -70,15 +79,21 @@ def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
     return pull_or_let_go
 
 
-def lasting(heartbeat: Callable[[], bool]) -> Callable[[], bool]:
-    """Flower's function that says to the server that the node is there; an error of the server's ends it no more."""
+def lasting(heartbeat: Callable[[], bool], ends: list[int]) -> Callable[[], bool]:
+    """Return Flower's function that says to the server that the node is there; a server's error ends it no more.
+
+    ends: takes the code with which the node is to end, where the server no longer takes its key.
+    """
 
     def beat() -> bool:
         from httpx import HTTPStatusError
 
+        tell_watchdog()
         try:
             return heartbeat()
         except HTTPStatusError as error:
+            if status_of(error) == 401:
+                note_revoked(ends)
             if not error.response.is_server_error:
                 raise
             print(
@@ -165,15 +180,25 @@ def main() -> None:
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode, flower_supernode
 
-    if trouble := trouble_at_start(_parse_args_run_supernode().parse_args()):
+    options = _parse_args_run_supernode().parse_args()
+    if trouble := trouble_at_start(options):
         sys.exit(f"Error: {trouble}")
     if trouble := clock_trouble(sys.argv[1:]):
         print(f"WARNING: {trouble}", file=sys.stderr, flush=True)
+    ends: list[int] = []
     sender = fleet_http_connection.HeartbeatSender
-    setattr(fleet_http_connection, "HeartbeatSender", lambda heartbeat: sender(lasting(heartbeat)))  # noqa: B010
+    setattr(fleet_http_connection, "HeartbeatSender", lambda heartbeat: sender(lasting(heartbeat, ends)))  # noqa: B010
     retries = fleet_http_connection.make_simple_http_retry_invoker
-    fleet_http_connection.make_simple_http_retry_invoker = lambda: retry_closed_connections(retries())
+    fleet_http_connection.make_simple_http_retry_invoker = lambda: retry_closed_connections(noticing(retries(), ends))
+    client = fleet_http_connection.FleetHttpClient
+    setattr(client, "ActivateNode", waiting_for_lease(client.ActivateNode, ends))  # noqa: B010
+    leave = fleet_http_connection.flwr_exit
+    setattr(fleet_http_connection, "flwr_exit", leaving_in_words(leave, options.superlink, ends))  # noqa: B010
     started: list[subprocess.Popen[Any]] = []  # none with --isolation process
     setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
     start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message, started)
-    flower_supernode()
+    try:
+        flower_supernode()
+    finally:
+        if ends:
+            sys.exit(ends[0])

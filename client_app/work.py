@@ -44,6 +44,7 @@ from wildflower.messages.orders import (
     KeyBatch,
     KeyReply,
     LocalTraining,
+    ModelOrder,
     NodeReport,
     Reply,
     Score,
@@ -223,7 +224,7 @@ def _score(
         return Score(device=order.device, error=one_line(f"{type(error).__name__}: {error}"))
 
 
-def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int | None:
+def _make_room(order: ModelOrder, shared_process: bool) -> int | None:
     """Return the memory that this machine has free, None in a simulation; if it is tight, give freed memory back."""
     if shared_process:
         return None

@@ -50,11 +50,31 @@ starts a systemd service that restarts when it ends. Run as root.
   --bandwidth HOST:PORT  the bandwidth service, with --token FILE
   --token FILE           bandwidth.token of deploy/certs
   --data-dir FOLDER      where the device's data lie
+  --memory-max SIZE      the most memory that the service may have, such as 3G or 80% (systemd's MemoryMax)
+  --cpu-quota PERCENT    the most CPU that it may have, 100% for each core (systemd's CPUQuota)
+  --nice NUMBER          how much it stands back for other programs, 0 to 19 (default: 10)
   --torch-index URL      where pip finds CPU builds of torch
+  --image NAME           an image that is here already, in place of one that is built (Jetson)
   --gpu-python FILE      a Python of this board with NVIDIA's PyTorch: train there, on the GPU (Jetson)
   --uninstall            stop and remove the service, the software and the key; the state in $state stays
   --dry-run              only say what would be done
 TEXT
+}
+
+# The release of systemd, as a number.
+systemd_version() { systemctl --version 2>/dev/null | sed -nE '1s/^systemd ([0-9]+).*/\1/p'; }
+
+# What a service may take of the machine, where a unit of systemd holds it: in a container the board's script says it.
+limits() {
+    echo "Nice=$nice"
+    [ -z "$memory_max" ] || echo "MemoryMax=$memory_max"
+    [ -z "$cpu_quota" ] || echo "CPUQuota=$cpu_quota"
+}
+
+# TLS and the signatures of nodes need the time, which a board without a battery has from the network alone.
+synchronize_time() {
+    act timedatectl set-ntp true ||
+        echo "$board: the clock is set by no service here: install systemd-timesyncd or chrony" >&2
 }
 
 # One value of a node config, quoted for Flower inside the quotes of systemd.
@@ -62,7 +82,7 @@ text() { printf '%s=\\"%s\\"' "$1" "$2"; }
 
 main() {
     local superlink='' device='' ca='' key='' bandwidth='' token='' data='' task=install
-    dry_run='' torch_index='' gpu_python=''
+    dry_run='' torch_index='' gpu_python='' prebuilt='' memory_max='' cpu_quota='' nice=10
     while [ $# -gt 0 ]; do
         case $1 in
             --uninstall) task=uninstall; shift; continue ;;
@@ -80,6 +100,10 @@ main() {
             --data-dir) data=$2 ;;
             --torch-index) export torch_index=$2 ;;
             --gpu-python) gpu_python=$2 ;;
+            --image) prebuilt=$2 ;;
+            --memory-max) memory_max=$2 ;;
+            --cpu-quota) cpu_quota=$2 ;;
+            --nice) nice=$2 ;;
             *) stop "unknown argument: $1" ;;
         esac
         shift 2
@@ -104,11 +128,16 @@ main() {
     [ -z "$token" ] || [[ $bandwidth =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--token needs --bandwidth HOST:PORT"
     [ -z "$data" ] || [[ $data =~ ^/[^[:space:]%\"\\]+$ ]] || stop "--data-dir '$data': expected a whole path"
     [ -z "$data" ] || [ -d "$data" ] || stop "--data-dir '$data': no such folder"
+    [[ -z $memory_max || $memory_max =~ ^[1-9][0-9]*[KMG%]$ ]] || stop "--memory-max '$memory_max': expected such as 3G or 80%"
+    [[ -z $cpu_quota || $cpu_quota =~ ^[1-9][0-9]*%$ ]] || stop "--cpu-quota '$cpu_quota': expected such as 150%"
+    [[ $nice =~ ^1?[0-9]$ ]] || stop "--nice '$nice': expected a whole number from 0 to 19"
+    [ -z "$prebuilt" ] || declare -F install_gpu >/dev/null || stop "--image: the node of this board is in no container"
     [ -z "$gpu_python" ] || declare -F install_gpu >/dev/null || stop "--gpu-python: no GPU of this board trains"
     [[ -z $gpu_python || $gpu_python =~ ^/[^[:space:]%]+$ ]] || stop "--gpu-python '$gpu_python': expected a whole path"
     [ -z "$gpu_python" ] || [ -x "$gpu_python" ] || stop "--gpu-python '$gpu_python': no such program"
     check_board
 
+    synchronize_time
     id wildflower >/dev/null 2>&1 ||
         act useradd --system --user-group --uid 10001 --home-dir "$state" --shell /usr/sbin/nologin wildflower
     [ -z "$data" ] || act runuser -u wildflower -- test -r "$data" -a -x "$data" ||
@@ -127,15 +156,20 @@ main() {
     [ -z "$bandwidth" ] || config+=" $(text bandwidth-token-file "$keys/bandwidth.token")"
 
     install_software
-    # Before a service is made of it: PyTorch has had builds that older ARM processors end with an illegal instruction, and
-    # old Docker engines let no thread start in newer images.
-    act "${python[@]}" -c 'import threading, torch; threading.Thread(target=int).start(); print("torch", torch.__version__)' ||
+    # Before a service is made of it: old Docker engines let no thread start in newer images, and PyTorch has had builds
+    # that older ARM processors end with an illegal instruction.
+    act "${python[@]}" -c 'import threading; threading.Thread(target=int).start()' || stop "$no_threads"
+    act "${python[@]}" -c 'import torch; print("torch", torch.__version__)' ||
         stop "PyTorch does not work on this board: see above, and --torch-index for other builds"
     if [ -n "$gpu_python" ]; then
         install_gpu
     elif declare -F remove_gpu >/dev/null && [ -z "$dry_run" ]; then
         remove_gpu
     fi
+    local version watched=''
+    version=$(systemd_version)
+    # When memory runs out the kernel kills the work, not the node: that is no reason to stop the node.
+    [ "${version:-0}" -lt 243 ] || watched='OOMPolicy=continue'
     write "$unit" <<TEXT
 [Unit]
 Description=Wildflower node
@@ -147,8 +181,11 @@ StartLimitIntervalSec=0
 $(node_command "$superlink" "$config" "$data")
 Restart=always
 RestartSec=15
-# When memory runs out the kernel kills the work, not the node: that is no reason to stop the node.
-OOMPolicy=continue
+# The server refuses the node's key: it was revoked, or never enrolled. Starting again does not help.
+RestartPreventExitStatus=77
+LogRateLimitIntervalSec=60
+LogRateLimitBurst=600
+$watched
 
 [Install]
 WantedBy=multi-user.target

@@ -44,10 +44,24 @@ class Family(ABC):
     def __post_init__(self) -> None:
         if not self.input_shape or any(not is_count(size) for size in self.input_shape):
             raise ValueError(f"{self.name}: input_shape must hold sizes >= 1, not {self.input_shape!r}")
-        if not is_count(self.classes):
-            raise ValueError(f"{self.name}: classes must be a number >= 1, not {self.classes!r}")
+        self._check_counts("classes")
         if not isinstance(self.freeze, tuple) or not all(isinstance(part, str) and part for part in self.freeze):
             raise ValueError(f"{self.name}: freeze must be a list of names such as ['embeddings'], not {self.freeze!r}")
+
+    def _check_counts(self, *fields: str) -> None:
+        """Raise ValueError unless these arguments are whole numbers of at least 1."""
+        for name in fields:
+            if not is_count(value := getattr(self, name)):
+                raise ValueError(f"{self.name}: {name} must be a number >= 1, not {value!r}")
+
+    def _check_sizes(self, *fields: str, count: int | None = None) -> None:
+        """Raise ValueError unless these arguments are lists of sizes, of `count` of them if that is given."""
+        for name in fields:
+            sizes = getattr(self, name)
+            right = isinstance(sizes, tuple) and bool(sizes) and all(map(is_count, sizes))
+            if not right or count not in (None, len(sizes)):
+                what = "numbers" if count is None else f"{count} numbers"
+                raise ValueError(f"{self.name}: {name} must be a list of {what} >= 1, not {sizes!r}")
 
     @property
     def pair_separator(self) -> int:

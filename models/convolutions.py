@@ -214,3 +214,10 @@ class SqueezeExcite(Layer):
     def convolutions(self, shape: Shape, result_shape: Shape) -> set[Convolution]:
         wide, narrow = (self.channels.kept, 1, 1), (self.squeezed.kept, 1, 1)
         return {(wide, narrow, 1), (narrow, wide, 1)}
+
+
+def draw_by_outgoing(network: nn.Module) -> None:
+    """Draw the convolutions' weights anew as He et al. (2015) do, by their outgoing connections."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import check_cut, is_count
+from wildflower.models.base import check_cut
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
 
@@ -285,9 +285,7 @@ class Darts(ModuleFamily):
         super().__post_init__()
         if self.searched:
             raise ValueError("darts: make_family reads `searched`; give the genotype here")
-        for field in ("channels", "cells", "nodes"):
-            if not is_count(getattr(self, field)):
-                raise ValueError(f"darts: {field} must be a number >= 1, not {getattr(self, field)!r}")
+        self._check_counts("channels", "cells", "nodes")
         if self.cells < 3 or self.channels % 2:
             raise ValueError(
                 f"darts: there must be at least 3 cells and an even number of channels, not {self.cells} and "

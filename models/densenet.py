@@ -31,8 +31,7 @@ class DenseNet121(ImageFamily):
     depth: int = 4
 
     def __post_init__(self) -> None:
-        if not is_count(self.growth):
-            raise ValueError(f"{self.name}: growth must be a number >= 1, not {self.growth!r}")
+        self._check_counts("growth")
         if not is_count(self.depth) or self.depth > len(self.stage_layers):
             raise ValueError(f"{self.name}: depth must be 1 to {len(self.stage_layers)} stages, not {self.depth!r}")
         super().__post_init__()

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
 from wildflower.models.block_family import ImageFamily
 from wildflower.plugins.nearest import nearest_part
 
@@ -101,11 +100,6 @@ class ElasticFamily(ImageFamily):
                 f"{self.name}: {what} must be ascending {'whole ' if whole else ''}numbers from {least} to {most}, "
                 f"not {options!r}"
             )
-
-    def _check_channels(self, what: str, channels: object, count: int) -> None:
-        """Raise ValueError unless an argument is a list of `count` sizes."""
-        if not isinstance(channels, tuple) or len(channels) != count or not all(is_count(size) for size in channels):
-            raise ValueError(f"{self.name}: {what} must be a list of {count} numbers >= 1, not {channels!r}")
 
 
 @dataclass(frozen=True)

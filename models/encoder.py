@@ -125,9 +125,7 @@ class Encoder(ModuleFamily):
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"encoder: {field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
-        for field in ("vocabulary", "hidden", "depth", "heads", "mlp", "positions", "token_types"):
-            if not is_count(getattr(self, field)):
-                raise ValueError(f"encoder: {field} must be a number >= 1, not {getattr(self, field)!r}")
+        self._check_counts("vocabulary", "hidden", "depth", "heads", "mlp", "positions", "token_types")
         if type(self.adapter) is not int or self.adapter < 0:
             raise ValueError(f"encoder: adapter must be a number of channels, or 0 for none, not {self.adapter!r}")
         if type(self.lora) is not int or not 0 <= self.lora <= self.hidden:

@@ -24,9 +24,9 @@ from operator import add, lt
 import numpy as np
 from numpy.typing import NDArray
 
-from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES
+from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost
 from wildflower.models.elastic import ElasticSpace
-from wildflower.models.profile import Frame, Piece, Profile, Total, pieces, profile, total
+from wildflower.models.profile import Frame, Piece, Profile, pieces, profile, total
 from wildflower.models.space import Space
 
 Picks = tuple[int, ...]
@@ -126,7 +126,7 @@ class Transition:
 
 
 class Prices:
-    """What the architectures of a space cost, added up from their blocks: some fifty times as fast as `cost`."""
+    """Costs of the architectures of a space, added up from their blocks: some fifty times as fast as `cost`."""
 
     def __init__(self, space: Space | ElasticSpace, *, batch_size: int, optimizer: str) -> None:
         self.chain = Chain(space)
@@ -139,7 +139,7 @@ class Prices:
             for link in self.chain.links
         ]
 
-    def total(self, picks: Sequence[int]) -> Total:
+    def total(self, picks: Sequence[int]) -> Cost:
         """Return parameters, payload and memory of an architecture of the space."""
         return total(self._of(picks), self.frame)
 

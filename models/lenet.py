@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
 from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Channels, Flatten, Layer, Linear, Pool, Relu
@@ -31,9 +30,7 @@ class LeNet5(ExitFamily):
     hidden: tuple[int, ...] = (120, 84)
 
     def __post_init__(self) -> None:
-        for field, sizes in (("conv_channels", self.conv_channels), ("hidden", self.hidden)):
-            if not isinstance(sizes, tuple) or not sizes or not all(is_count(size) for size in sizes):
-                raise ValueError(f"{self.name}: {field} must be a list of numbers >= 1, not {sizes!r}")
+        self._check_sizes("conv_channels", "hidden")
         super().__post_init__()
 
     @cached_property

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
 from wildflower.models.block_family import BlockFamily
 from wildflower.models.layers import Block, Channels, Flatten, Layer, Linear, Relu
 from wildflower.models.placement import INPUT
@@ -29,8 +28,7 @@ class Mlp(BlockFamily):
     hidden: tuple[int, ...] = (200, 200)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.hidden, tuple) or not self.hidden or not all(is_count(size) for size in self.hidden):
-            raise ValueError(f"{self.name}: hidden must be a list of numbers >= 1, not {self.hidden!r}")
+        self._check_sizes("hidden")
         super().__post_init__()
 
     @cached_property

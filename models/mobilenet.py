@@ -67,7 +67,7 @@ class MobileNet(ElasticFamily):
             )
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise ValueError(f"{self.name}: dropout must be 0 to below 1, not {self.dropout!r}")
-        self._check_channels("stage_channels", self.stage_channels, len(self.STRIDES) + 1)
+        self._check_sizes("stage_channels", count=len(self.STRIDES) + 1)
         self._check_options("depths", self.depths, 1, 16, whole=True)
         self._check_options("expand_ratios", self.expand_ratios, 1, 16, whole=False)
         self._check_options("kernel_sizes", self.kernel_sizes, 3, MAX_KERNEL, whole=True)

@@ -52,8 +52,7 @@ class ModuleFamily(Family):
 
         Constants that are drawn at random are the same for an architecture.
         """
-        with same_draws(), parameters_without_memory():
-            network = self.build(arch)
+        network = _skeleton(self, arch)
         if isinstance(network, AnyNetwork) and _holds(self, arch):
             fill_held(network.module, lambda: self.drawn(arch))
             network.find_held()
@@ -61,8 +60,7 @@ class ModuleFamily(Family):
 
     def from_first_weights(self, arch: Architecture) -> list[str]:
         """Return the names of constants of a sub-model that come from its first weights (`wildflower.models.held`)."""
-        with same_draws(), parameters_without_memory():
-            skeleton = self.build(arch)
+        skeleton = _skeleton(self, arch)
         if not isinstance(skeleton, AnyNetwork) or not lacks_values(skeleton.module):
             return []
         return from_first_weights(skeleton.module, self.drawn(arch), self.drawn(arch, 1))
@@ -111,11 +109,13 @@ class ModuleFamily(Family):
 @lru_cache(maxsize=256)
 def _holds(family: ModuleFamily, arch: Architecture) -> bool:
     """Say whether a module has tensors outside of its tables, or buffers that got no memory and do not travel."""
+    network = _skeleton(family, arch)
+    return isinstance(network, AnyNetwork) and (bool(held_tensors(network.module)) or lacks_values(network.module))
+
+
+def _skeleton(family: ModuleFamily, arch: Architecture) -> Network:
     with same_draws(), parameters_without_memory():
-        network = family.build(arch)
-    if not isinstance(network, AnyNetwork):
-        return False
-    return bool(held_tensors(network.module)) or lacks_values(network.module)
+        return family.build(arch)
 
 
 @lru_cache(maxsize=256)

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from torch import nn
-
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
-from wildflower.models.convolutions import Conv
+from wildflower.models.convolutions import Conv, draw_by_outgoing
 from wildflower.models.elastic import Decision, ElasticFamily, divisible
 from wildflower.models.layers import Block, Channels, GlobalPool, Halve, Layer, Linear, Relu
 from wildflower.models.network import Network
@@ -42,8 +39,7 @@ class OfaResNet50(ElasticFamily):
     widths: tuple[float, ...] = (0.65, 0.8, 1.0)
 
     def __post_init__(self) -> None:
-        if not is_count(self.first_channels):
-            raise ValueError(f"{self.name}: first_channels must be a number >= 1, not {self.first_channels!r}")
+        self._check_counts("first_channels")
         self._check_options("extra_depths", self.extra_depths, 0, 16, whole=True)
         self._check_options("expand_ratios", self.expand_ratios, 0.01, 4, whole=False)
         self._check_options("widths", self.widths, 0.01, 8, whole=False)
@@ -183,9 +179,7 @@ class OfaResNet50(ElasticFamily):
         return Block(name, layers, shortcut, after=(Relu(),))
 
     def build(self, arch: Architecture) -> Network:
-        """Return the sub-network, its convolutions drawn as He et al. (2015) do, by their outgoing connections."""
+        """Return the sub-network, its convolutions drawn as `draw_by_outgoing` does."""
         network = super().build(arch)
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_by_outgoing(network)
         return network

@@ -23,8 +23,16 @@ from functools import lru_cache
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily
-from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, Shape
+from wildflower.models.block_family import described
+from wildflower.models.cost import (
+    CONVOLUTION_KERNEL_BYTES,
+    FLOAT_BYTES,
+    INDEX_BYTES,
+    OPTIMIZERS,
+    Convolution,
+    Cost,
+    Shape,
+)
 from wildflower.models.layers import Block
 from wildflower.models.training_step import Step
 
@@ -48,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a block costs, bytes for a whole batch; peaks are relative to what is live before the block.
+    """Costs of a block, bytes for a whole batch; peaks are relative to what is live before the block.
 
     Attributes:
         parameters: Entries.
@@ -110,8 +118,9 @@ def profile(piece: Piece, batch_size: int, *, piling: bool = True) -> Profile:
     )
 
 
-def pieces(family: BlockFamily, arch: Architecture) -> list[Piece]:
+def pieces(family: Family, arch: Architecture) -> list[Piece]:
     """Return the blocks of an architecture with their surroundings, in order of computation."""
+    family = described(family, "a search along the chain of blocks (searcher = 'exact', or by the balanced criterion)")
     found = []
     shape, first, held = family.input_shape, True, True
     for block in family.blocks(arch):
@@ -127,7 +136,7 @@ def pieces(family: BlockFamily, arch: Architecture) -> list[Piece]:
 
 @dataclass(frozen=True)
 class Frame:
-    """What surrounds the blocks of a family in a training step, in bytes, at a batch size and with an optimizer.
+    """Memory around the blocks of a family in a training step, in bytes, at a batch size and with an optimizer.
 
     Attributes:
         batch_bytes: Inputs and labels.
@@ -166,21 +175,8 @@ class Frame:
         return 2 * self.logits_bytes
 
 
-@dataclass(frozen=True)
-class Total:
-    """What the profiles of a whole network add up to.
-
-    The fields are those of `wildflower.models.cost.Cost`, but for the payload, which is the network's either way.
-    """
-
-    parameters: int
-    payload_bytes: int
-    peak_training_memory_bytes: int
-    training_flops: int
-
-
-def total(profiles: Iterable[Profile], frame: Frame) -> Total:
-    """Add up the profiles of a network's blocks, in order of computation."""
+def total(profiles: Iterable[Profile], frame: Frame) -> Cost:
+    """Return the cost of a network from the profiles of its blocks, in order of computation."""
     parameters = buffers = largest = flops = 0
     convolutions: set[Convolution] = set()
     peak = frame.loss_peak_bytes
@@ -199,4 +195,5 @@ def total(profiles: Iterable[Profile], frame: Frame) -> Total:
     fixed = FLOAT_BYTES * (parameters * frame.copies + buffers) + CONVOLUTION_KERNEL_BYTES * len(convolutions)
     update = FLOAT_BYTES * (parameters * frame.piling + frame.temporary * largest)
     memory_bytes = fixed + frame.batch_bytes + max(peak, update)
-    return Total(parameters, FLOAT_BYTES * (parameters + buffers), memory_bytes, flops)
+    payload_bytes = FLOAT_BYTES * (parameters + buffers)
+    return Cost(parameters, payload_bytes, payload_bytes, memory_bytes, flops)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from torch import nn
-
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import is_count
 from wildflower.models.block_family import ExitFamily
-from wildflower.models.convolutions import Conv
+from wildflower.models.convolutions import Conv, draw_by_outgoing
 from wildflower.models.layers import Block, Channels, GlobalPool, Layer, Linear, Relu, Relu6
 from wildflower.models.network import Network
 from wildflower.plugins.nearest import nearest_part
@@ -55,16 +53,9 @@ class ResNet(ExitFamily):
             raise ValueError(f"{self.name}: depth must be 1 to {len(self.stage_blocks)} stages, not {self.depth!r}")
         if self.depth < len(self.stage_blocks) and len(self.exits) > 1:
             raise ValueError(f"{self.name}: early exits go with depth = {len(self.stage_blocks)} only")
-        if not is_count(self.first_channels):
-            raise ValueError(f"{self.name}: first_channels must be a number >= 1, not {self.first_channels!r}")
-        if self.stage_channels and (
-            not isinstance(self.stage_channels, tuple)
-            or len(self.stage_channels) != len(self.stage_blocks)
-            or not all(is_count(size) for size in self.stage_channels)
-        ):
-            raise ValueError(
-                f"{self.name}: stage_channels must be a list of 4 numbers >= 1, not {self.stage_channels!r}"
-            )
+        self._check_counts("first_channels")
+        if self.stage_channels:
+            self._check_sizes("stage_channels", count=len(self.stage_blocks))
         if self.stage_channels and self.first_channels != ResNet.first_channels:
             raise ValueError(f"{self.name}: stage_channels say the first channels as well: leave out first_channels")
         if self.activation not in ACTIVATIONS:
@@ -165,11 +156,9 @@ class ResNet(ExitFamily):
         return blocks
 
     def build(self, arch: Architecture) -> Network:
-        """Return the sub-model, its convolutions drawn as He et al. (2015) do, by their outgoing connections."""
+        """Return the sub-model, its convolutions drawn as `draw_by_outgoing` does."""
         network = super().build(arch)
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_by_outgoing(network)
         return network
 
     def _residual(

@@ -321,9 +321,7 @@ class Transformer(BlockFamily):
     depths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("hidden", "depth", "heads", "mlp"):
-            if not is_count(getattr(self, field)):
-                raise ValueError(f"{self.name}: {field} must be a number >= 1, not {getattr(self, field)!r}")
+        self._check_counts("hidden", "depth", "heads", "mlp")
         if self.hidden % self.heads:
             raise ValueError(f"{self.name}: hidden must be a multiple of heads, {self.hidden} is none of {self.heads}")
         depths = self.depths

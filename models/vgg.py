@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
 from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
 from wildflower.models.layers import Block, Dropout, Flatten, Layer, Linear, Pool, Relu
@@ -30,8 +29,7 @@ class Vgg(ExitFamily):
     block_channels: tuple[int, ...] = (32, 64, 128, 256)
 
     def __post_init__(self) -> None:
-        if not self.block_channels or not all(is_count(size) for size in self.block_channels):
-            raise ValueError(f"{self.name}: block_channels must hold sizes >= 1, not {self.block_channels!r}")
+        self._check_sizes("block_channels")
         super().__post_init__()
 
     @cached_property

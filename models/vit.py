@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
 from wildflower.models.layers import Block, Channels, Linear
 from wildflower.models.transformer import LayerNorm, MeanPosition, Patches, Positions, Transformer
 
@@ -29,8 +28,7 @@ class VitTiny(Transformer):
     def __post_init__(self) -> None:
         if len(self.input_shape) != 3:
             raise ValueError(f"{self.name}: input_shape must be (channels, height, width), not {self.input_shape!r}")
-        if not is_count(self.patch):
-            raise ValueError(f"{self.name}: patch must be a number >= 1, not {self.patch!r}")
+        self._check_counts("patch")
         super().__post_init__()
 
     def blocks(self, arch: Architecture) -> list[Block]:

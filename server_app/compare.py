@@ -63,8 +63,7 @@ class Comparison:
 
     def _for_paper(self) -> TextTable:
         scores, _, costs, *_ = self.tables
-        headers, rows = paper_columns([(scores.headers, scores.rows), (costs.headers, costs.rows)])
-        return TextTable("Comparison", headers, rows, text_columns=2)
+        return TextTable("", *paper_columns([(scores.headers, scores.rows), (costs.headers, costs.rows)]), 2)
 
     def plot(self, over: str | Sequence[str] | None = None) -> "Figure":
         """Return a figure of Matplotlib: the mean over seeds, and one standard deviation around it as a band.
@@ -119,13 +118,15 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         *_part_tables(groups, scale),
         *_privacy_table(groups),
         *_settings_table(groups),
+        *_search_table(groups),
     ]
     not_counted = [number for number, group in enumerate(groups) if not group.counts]
     tables = [TextTable(t.title, t.headers, t.rows, t.text_columns, not_counted) for t in found] + out
     advice = advice_on(groups, scale)
     title = f"{len(runs)} runs side by side"
-    html = _page(title, groups, tables, advice, scale)
-    return Comparison(target, advice, tables, html, evaluations(groups), groups, scale)
+    return Comparison(
+        target, advice, tables, _page(title, groups, tables, advice, scale), evaluations(groups), groups, scale
+    )
 
 
 def _page(title: str, groups: Sequence[Group], tables: Sequence[TextTable], advice: Sequence[str], scale: Scale) -> str:
@@ -324,3 +325,10 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
     if not any(settings for _, settings in rows):
         return []
     return [TextTable("Settings that differ", ["method", "settings"], rows, text_columns=2)]
+
+
+def _search_table(groups: Sequence[Group]) -> list[TextTable]:
+    """How many trials each method's settings were chosen from; nothing where none was searched."""
+    rows = [[group.name, group.runs[0].search or "none"] for group in groups]
+    searched = any(row[1] != "none" for row in rows)
+    return [TextTable("Search for settings", ["method", "search"], rows, text_columns=2)] if searched else []

@@ -1,4 +1,4 @@
-"""A comparison for a paper: one table, and figures with seeds as bands."""
+"""A comparison for a paper: the columns of its one table, and figures with seeds as bands."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from wildflower.server_app.listed_keys import PYPROJECT, to_toml
-from wildflower.server_app.tables import TextTable
+from wildflower.server_app.units import markdown_table
 
 DOCS = PYPROJECT.parent / "docs"
 # The keys that people set: what is learned by whom, how, and where it goes. `wildflower config` shows them first.
@@ -63,7 +63,7 @@ def with_block(pyproject: str, text: str) -> str:
 def key_table(defaults: Mapping[str, object], descriptions: Mapping[str, str]) -> str:
     """A Markdown table of keys: the default of each, and what it means."""
     rows = [(f"`{key}`", f"`{to_toml(value)}`", descriptions[key]) for key, value in defaults.items()]
-    return TextTable("Keys", ("key", "default", "meaning"), rows, text_columns=3).markdown()
+    return markdown_table(("key", "default", "meaning"), rows)
 
 
 def with_table(page: str, table: str) -> str:

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 from wildflower.plugins.extras import needed
 from wildflower.server_app.run_records import flat
+from wildflower.server_app.units import markdown_table
 
 if TYPE_CHECKING:
     import pandas as pd
     from pydantic import BaseModel
-
-
-IN_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-IN_LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
@@ -59,21 +56,21 @@ class TextTable:
         return self.frame().to_csv(index=False, lineterminator="\n")
 
     def latex(self) -> str:
-        """Return the table in LaTeX, which needs the package booktabs."""
-        columns = "".join("l" if place < self.text_columns else "r" for place in range(len(self.headers)))
-        head, *lines = (" & ".join(map(_in_latex, line)) + r" \\" for line in (self.headers, *self.rows))
-        inside = [r"\toprule", head, r"\midrule", *lines, r"\bottomrule"]
-        return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *inside, r"\end{tabular}", ""])
+        """Return the table for a paper, with the package booktabs."""
+        columns = "l" * self.text_columns + "r" * (len(self.headers) - self.text_columns)
+        escaped = self.frame().map(_latex).rename(columns=_latex)
+        return escaped.to_latex(index=False, column_format=columns)
 
     def markdown(self) -> str:
-        """Return the table in Markdown: texts to the left, figures to the right."""
-        marks = ["---" if place < self.text_columns else "---:" for place in range(len(self.headers))]
-        lines = [self.headers, marks, *([cell.replace("|", "\\|") for cell in row] for row in self.rows)]
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        """Return the table as Markdown."""
+        return markdown_table(self.headers, self.rows)
 
 
-def _in_latex(text: str) -> str:
-    return "".join(IN_LATEX.get(letter, letter) for letter in text)
+def _latex(text: str) -> str:
+    """Return a text as LaTeX shows it as it is."""
+    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    signs |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    return "".join(signs.get(letter, letter) for letter in text)
 
 
 def frame_of(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[str] = ()) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Numbers as people read them: shares, bytes, durations, scores."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from wildflower.tasks.metrics import Scale
 
@@ -14,7 +14,7 @@ def percent(value: float) -> str:
 
 
 def score_format(scale: Scale) -> Format:
-    """How values of a scale are shown: shares in percent."""
+    """Return how values of a scale are shown: shares in percent."""
     return percent if scale.is_share else plain
 
 
@@ -78,3 +78,9 @@ def time_unit(seconds: float) -> tuple[float, str]:
         if seconds >= 2 * length:
             return length, name
     return 1.0, "seconds"
+
+
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [headers, ("---",) * len(headers), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)

@@ -20,8 +20,9 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
 from wildflower.models.family import Family
 from wildflower.models.network import Network
+from wildflower.strategies.fitted_levels import are_nested, below
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training
-from wildflower.strategies.nested import MOST_LEVELS, are_nested, below, check_no_statistics, cuts_below, step_bytes
+from wildflower.strategies.nested import MOST_LEVELS, check_no_statistics, cuts_below, step_bytes
 from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.static_norm import StaticNormMethod
@@ -112,7 +113,7 @@ def training_cost(
     batch_size: int,
     optimizer: str,
 ) -> Cost:
-    """What ordered dropout among an architecture and its `lower` cuts costs: more than training it alone.
+    """Return what ordered dropout among an architecture and its `lower` cuts costs: more than training it alone.
 
     Memory is that of the dearest step, the whole sub-model's or a narrower cut's. A cut has the activations of its
     width, but weights, gradients and optimizer state of the whole, and two tensors as large as the largest parameter

@@ -1,26 +1,26 @@
-"""FlexiFed (Wang et al., WWW 2023): models of different architectures share the layers with which they begin alike."""
+"""FlexiFed (Wang et al., WWW 2023): models of different architectures share the layers with which they begin alike.
+
+Which layers those are says `wildflower.strategies.common_layers`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from wildflower.messages.frozen_parts import frozen_nbytes
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.choice import Choice
-from wildflower.models.cost import Cost
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import Placement
+from wildflower.strategies.common_layers import Signature, alike, common_length, signatures_of, types_of
 from wildflower.strategies.method import (
     LEADING,
     Answer,
@@ -38,8 +38,7 @@ from wildflower.strategies.method import (
     Traits,
 )
 from wildflower.strategies.params import Params
-from wildflower.strategies.pricing import tensor_set_bytes
-from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
+from wildflower.strategies.submodel import CandidateMethod, first_weights
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -92,9 +91,6 @@ class TrainingOfCommonLayers(Training):
 
 
 # The server half ------------------------------------------------------------------------------------------------------
-
-Signature = tuple[str, tuple[int, ...]]
-"""A tensor's name and shape: tensors of two architectures with equal ones are of the same layer."""
 
 
 class FlexiFedParams(Params):
@@ -181,12 +177,9 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
             return TrainingOfCommonLayers(weighting="uniform")
         return TrainingOfCommonLayers(weighting="uniform", common=self.common, begins=begins)
 
-    def cost(self, architecture: Architecture) -> Cost:
-        """Priced as in a device's first round, when its own layers travel to it."""
-        down, up = tensor_set_bytes(self._half(begins=True), self.family, architecture, self.settings.wire)
-        down += frozen_nbytes(self.family, architecture)
-        up = self.settings.upload_bytes(up)
-        return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up)
+    @override
+    def priced_step(self, architecture: Architecture) -> ClientStep:
+        return self._half(begins=True)  # as in a device's first round, when its own layers travel to it
 
     def payload(self, group: Group) -> TensorSets:
         """The common tensors, or all, of the devices' type, and what a device begins with."""
@@ -200,7 +193,7 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
         return {name: self.weights[key] for name, key in self.keys[architecture].items()}
 
     def frozen_weights(self) -> Weights:
-        """What the run freezes of all types."""
+        """Return what the run freezes of all types."""
         return self.frozen
 
     # What comes back
@@ -240,11 +233,12 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
         self.begun.pop(device, None)
 
     def has_model(self, device: int) -> bool:
-        """Whether the device has trained, with "basic": the layers behind the shared ones stay on the devices."""
+        """Return whether the device has trained, with "basic": the layers behind the shared ones stay on the
+        devices."""
         return self.sharing != "basic" or device in self.begun
 
     def state(self) -> State:
-        """What is held, and who keeps layers of which types."""
+        """Return what is held, and who keeps layers of which types."""
         tensors = {f"weights/{key}": value for key, value in self.weights.items()}
         return State(tensors, {"begun": [[device, places] for device, places in sorted(self.begun.items())]})
 
@@ -259,58 +253,3 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
             raise ValueError(f"the checkpoint names types {wrong}, and there are {len(self.candidates)}")
         self.weights = {key: found[key] for key in self.weights}
         self.begun = begun
-
-
-def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
-    """The types' architectures, largest first: the family's candidates where two of them begin alike.
-
-    Where none do, since they are cut in width, they are thirds of the depth. Raises ValueError where the family is not
-    cut in depth either, or has several exits.
-    """
-    require_one_exit("flexifed", family)
-    candidates = family.candidates(widths)
-    firsts = [list(signatures_of(family, architecture).values()) for architecture in candidates]
-    if any(common_length(pair) for pair in combinations(firsts, 2)):
-        return candidates
-    try:
-        return by_depth(family)
-    except ValueError as error:
-        raise ValueError(
-            f"flexifed needs architectures that begin with the same layers, and those of {family.name} do not: take "
-            f"an encoder, a transformer, levels of different depth, or a choice ({error})"
-        ) from None
-
-
-def signatures_of(family: Family, architecture: Architecture) -> dict[str, Signature]:
-    """The tensors of an architecture, in order, and what says whether another's are of the same layer.
-
-    Members of a choice have their own names in front of their tensors', which do not count.
-    """
-    prefix = f"{family.split(architecture)[0]}_" if isinstance(family, Choice) else ""
-    return {name: (name.removeprefix(prefix), spec.shape) for name, spec in family.tensors(architecture).items()}
-
-
-def common_length(signatures: Sequence[Sequence[Signature]]) -> int:
-    """With how many tensors all these architectures begin alike."""
-    length = 0
-    for together in zip(*signatures, strict=False):
-        if len(set(together)) > 1:
-            break
-        length += 1
-    return length
-
-
-def alike(signatures: Sequence[Sequence[Signature]]) -> list[list[int]]:
-    """Of every type, for every tensor, the first type that begins with the same tensors up to this one.
-
-    Two types with the same first type begin alike up to there: to begin alike is an equivalence.
-    """
-    found: list[list[int]] = []
-    for mine in signatures:
-        others = list(range(len(signatures)))
-        owners = []
-        for place, signature in enumerate(mine):
-            others = [o for o in others if place < len(signatures[o]) and signatures[o][place] == signature]
-            owners.append(others[0])
-        found.append(owners)
-    return found

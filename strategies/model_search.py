@@ -21,12 +21,13 @@ from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.space import Space
+from wildflower.strategies.ascent_search import AscentSearch
 from wildflower.strategies.fleet_search import find_priced
 from wildflower.strategies.method import ClientStep, Order, Selection, Setup, State, Trained, Training
 from wildflower.strategies.model_search_params import ModelSearchParams, layer_shares
 from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import fits, in_floats
-from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch
+from wildflower.strategies.search import ExactSearch, PoolSearch
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -125,7 +126,8 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         return self.cost(found)
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """What the search would find, but a pool does not grow by it: training is the same without this evaluation."""
+        """Return what the search would find, but a pool does not grow by it: training is the same without this
+        evaluation."""
         if not isinstance(self.searcher, PoolSearch):
             return super().personal(device, budget)
         architecture = self.searcher.largest(budget) or self.below_the_smallest

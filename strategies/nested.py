@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, pairwise
 from math import prod
-from operator import attrgetter
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -27,7 +22,6 @@ from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMI
 from wildflower.models.network import Network
 from wildflower.models.weights import with_weights
 from wildflower.strategies.method import ClientContext
-from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.static_norm import MaskedTraining
 
@@ -174,7 +168,7 @@ def check_no_statistics(family: Family, architecture: Architecture, what: str) -
 
 @lru_cache(maxsize=16384)
 def is_cut(family: Family, smaller: Architecture, larger: Architecture) -> bool:
-    """Whether every tensor of one architecture is a part of the larger one's tensor of that name."""
+    """Return whether every tensor of one architecture is a part of the larger one's tensor of that name."""
     if smaller == larger:
         return False
     outer = family.tensors(larger)
@@ -225,7 +219,7 @@ def step_bytes(
 def training_cost(
     family: Family, architecture: Architecture, lower: tuple[Architecture, ...], batch_size: int, optimizer: str
 ) -> Cost:
-    """What training an architecture and some lower levels in every step costs: more than training it alone.
+    """Return what training an architecture and some lower levels in every step costs: more than training it alone.
 
     Memory is that of the dearest part of a step. The own level's is that of training it alone; in the others' all
     gradients are there already (`wildflower.strategies.nested.step_bytes`). Compiled convolutions of all levels are
@@ -247,84 +241,3 @@ def training_cost(
         + CONVOLUTION_KERNEL_BYTES * len(frozenset().union(*kernels)),
         training_flops=whole.training_flops + sum(flops),
     )
-
-
-def below(family: Family, architecture: Architecture, levels: Sequence[Architecture]) -> tuple[Architecture, ...]:
-    """Those of some levels, which come largest first, that lie inside an architecture and inside one another."""
-    found: list[Architecture] = []
-    for level in levels:
-        if is_cut(family, level, found[-1] if found else architecture):
-            found.append(level)
-    return tuple(found)
-
-
-def are_nested(family: Family, levels: Sequence[Architecture]) -> bool:
-    """Whether any of some levels, which come largest first, lies inside another."""
-    return any(below(family, level, levels) for level in levels)
-
-
-def fitted_levels(
-    family: Family,
-    options: Iterable[Architecture],
-    fleet: Sequence[Means],
-    count: int,
-    price: Callable[[Architecture, Sequence[Architecture]], Cost],
-    size: Callable[[Cost], int] = attrgetter("parameters"),
-) -> list[Architecture]:
-    """Levels under which the sum over devices of log(size) is large, of the largest level that each affords.
-
-    A level is priced with the training of all smaller ones. First of all as many devices as possible afford any level.
-    Levels are added one by one, as long as that makes the sum larger, and then each is exchanged for a better one until
-    there is none: no exchange and no addition of one level would serve the fleet better.
-
-    Args:
-        options: what levels may be, in any order.
-        fleet: what its devices may spend; those that afford no option have no say.
-        count: how many levels at most.
-        price: of training a level with some smaller ones, which come largest first.
-        size: of a level, by what it costs to train it alone: its parameters, or its FLOPs.
-
-    Returns:
-        The levels, largest first; none where no device affords any option.
-    """
-    sizes = {option: size(price(option, ())) for option in options}
-    ordered = sorted(sizes, key=lambda option: (sizes[option], option.widths, option.kernels))
-    fleet = [means for means in fleet if any(means.afford(option, price(option, ())) for option in ordered)]
-    if not fleet:
-        return []
-    by_level: dict[tuple[Architecture, ...], NDArray[np.float64]] = {}  # of the last of some levels, by device
-
-    def worth(levels: tuple[Architecture, ...]) -> tuple[int, float]:
-        """How many devices afford any of some levels, smallest first, and the sum over these of log(size)."""
-        logs = np.full(len(fleet), -math.inf)
-        for number, level in enumerate(levels, start=1):
-            key = levels[:number]
-            if key not in by_level:
-                cost = price(level, key[-2::-1])
-                able = [means.afford(level, cost) for means in fleet]
-                by_level[key] = np.where(able, math.log(sizes[level]), -math.inf)
-            logs = np.maximum(logs, by_level[key])
-        served = logs[logs > -math.inf]
-        return len(served), round(math.fsum(served), 9)
-
-    def better(levels: tuple[Architecture, ...], others: tuple[Architecture, ...]) -> tuple[Architecture, ...]:
-        """The best of some levels and what they become with one more beside `others`."""
-        best, value = levels, worth(levels)
-        for option in ordered:
-            place = bisect(others, sizes[option], key=sizes.__getitem__)
-            changed = (*others[:place], option, *others[place:])
-            near = pairwise(changed[max(0, place - 1) : place + 2])
-            if all(is_cut(family, small, large) for small, large in near) and (other := worth(changed)) > value:
-                best, value = changed, other
-        return best
-
-    found: tuple[Architecture, ...] = ()
-    while True:
-        before = found
-        if len(found) < count:
-            found = better(found, found)
-        for level in found:
-            if level in found:
-                found = better(found, tuple(other for other in found if other != level))
-        if found == before:
-            return list(found[::-1])

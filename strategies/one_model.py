@@ -16,9 +16,9 @@ from typing_extensions import override
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
 from wildflower.strategies.fedavgm import momentum_step
+from wildflower.strategies.fitted_levels import fitted_levels
 from wildflower.strategies.level_options import sizes_between
 from wildflower.strategies.method import ClientStep, Order, Setup, State, Trained, Training
-from wildflower.strategies.nested import fitted_levels
 from wildflower.strategies.params import Decay, Params
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.static_norm import StaticNormMethod

@@ -10,23 +10,14 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from hashlib import sha256
-from itertools import count
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from wildflower.messages.sums import SCALE, UNIT
 from wildflower.plugins.extras import needed
-from wildflower.strategies.aggregation import CoordinateMean
 
 MAX_CLIP = MAX_NOISE_MULTIPLIER = 1000.0  # so that noise and changes stay far below what a 64-bit integer holds
 TOLERANCE = 1e-3  # of epsilon, where the noise is sought that reaches it
@@ -78,7 +69,7 @@ class Account:
         self._begun = (0, 0)  # a round, and how many of its means this process has begun
 
     def epsilon(self, *further: Release) -> float:
-        """What all releases cost, with `further` ones. Raises MissingExtraError."""
+        """Return what all releases cost, with `further` ones. Raises MissingExtraError."""
         return epsilon_of(costs_of([*self.releases, *further]), self.delta)
 
     def next_place(self, round_number: int) -> int:
@@ -88,7 +79,7 @@ class Account:
         return self._begun[1]
 
     def earlier(self, round_number: int, place: int) -> list[Release]:
-        """What was released at this place before the round was done again."""
+        """Return what was released at this place before the round was done again."""
         return [release for release in self.releases if (release.round, release.place) == (round_number, place)]
 
     def begin_in_memory(self) -> None:
@@ -118,7 +109,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Privacy:
-    """How a run protects its devices. Two runs are neighbors if one has one device more, with all its examples.
+    """The protection of a run's devices. Two runs are neighbors if one has one device more, with all its examples.
 
     Attributes:
         clip: the largest L2 norm of a device's change, S.
@@ -144,7 +135,7 @@ class Privacy:
         object.__setattr__(self, "account", Account(self.delta, self.budget))
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost that are done once. Raises MissingExtraError."""
+        """Return what so many rounds cost that are done once. Raises MissingExtraError."""
         return epsilon_after(rounds, self.noise_multiplier, self.sampling_rate, self.delta)
 
     def check_room(self, round_number: int) -> None:
@@ -163,7 +154,7 @@ Costs = tuple[tuple[float, float, int], ...]
 
 
 def costs_of(releases: Iterable[Release]) -> Costs:
-    """What the accountant composes.
+    """Return what the accountant composes.
 
     Real nodes are sampled anew when a round is done again, so that each release stands by itself. In a simulation the
     same devices are sampled again: k releases of one round are then no k samples, but k looks at one sample, which
@@ -237,99 +228,3 @@ def _accountants() -> Any:
         root.handlers[:] = handlers
         root.setLevel(level)
     return opacus.accountants
-
-
-class PrivateMean(CoordinateMean):
-    """The previous value and the noisy mean of the devices' changes, on every coordinate, whoever came.
-
-    What is added are sums of bounded changes (`wildflower.messages.bound.bounded_change`), of weight UNIT per device,
-    in place of sums of weights. A coordinate's sum is divided by `Privacy.expected_devices` also where a part of the
-    devices owns
-    it: how many of the round's devices do is not for anybody to know, and a smaller divisor would enlarge the noise.
-    """
-
-    def __init__(
-        self,
-        weights: Mapping[str, Tensor],
-        privacy: Privacy,
-        frozen: Collection[str],
-        round_number: Callable[[], int],
-        rng: Callable[..., np.random.Generator],
-    ) -> None:
-        """Make a mean of the values at the coordinates of `weights`.
-
-        Args:
-            frozen: names of tensors that stay as they are, and get no noise.
-            round_number: tells which round runs.
-            rng: makes the generator of a round, a purpose and further numbers, in a simulation.
-        """
-        super().__init__(weights)
-        self.privacy, self._frozen, self._round, self._rng = privacy, set(frozen), round_number, rng
-
-    @property
-    def empty(self) -> bool:
-        """Never: a round to which nobody came is a round like any other, and nobody is to tell."""
-        return False
-
-    def mean(self, previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The previous values and the noisy mean change, except of what is frozen; then start over.
-
-        When this returns, it is in the run's account. Where noise follows from the seed, a round that is done again has
-        the same noise. If its values are the same too, nothing new is told. If they are not, the difference of both
-        would tell the devices' changes without noise: then other noise is drawn, and that is a release more.
-
-        Raises:
-            BudgetSpentError: the run would cost more than it may.
-        """
-        privacy, number = self.privacy, self._round()
-        place = privacy.account.next_place(number)
-        if privacy.seeded:
-            earlier = [release.sha256 for release in privacy.account.earlier(number, place)]
-            for again in count():
-                result = self._noised(previous, self._rng(number, NOISE, place, *([again] if again else [])))
-                digest = digest_of(result)
-                if again == len(earlier):
-                    privacy.account.add(privacy.release(number, place, digest))
-                elif digest != earlier[again]:
-                    continue
-                break
-        else:
-            privacy.account.add(privacy.release(number, place))
-            result = self._noised(previous, None)
-        self._start_over()
-        return result
-
-    def _noised(self, previous: Mapping[str, Tensor], generator: np.random.Generator | None) -> dict[str, Tensor]:
-        deviation = self.privacy.noise_multiplier * self.privacy.clip * UNIT * SCALE
-        result = dict(previous)
-        for name, old in previous.items():
-            if name not in self._frozen:
-                self._begin(self._totals, [name])  # there is none where no update has come, which the noise must hide
-                total = self._totals[name]
-                # Sums are whole numbers: to round the noise is to round the sum with it, which reveals no more.
-                noise = gaussian(total.numel(), generator).mul_(deviation).round_().to(torch.int64)
-                change = (total + noise.view_as(total)).double() / (self.privacy.expected_devices * UNIT * SCALE)
-                result[name] = (old.double() + change).to(old.dtype)
-        return result
-
-
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the names and the bytes of tensors."""
-    found = sha256()
-    for name in sorted(tensors):
-        found.update(f"{name} {tuple(tensors[name].shape)}".encode())
-        found.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def gaussian(count: int, generator: np.random.Generator | None) -> Tensor:
-    """(count,) float64, independent standard normal numbers: of a generator, or without one of the system's entropy."""
-    if generator is not None:
-        return torch.from_numpy(generator.standard_normal(count))
-    # Box-Muller: two uniform numbers of 53 bits make two normal ones.
-    pairs = (count + 1) // 2
-    bits = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64) >> np.uint64(11)
-    first, second = (bits.reshape(2, pairs).astype(np.float64) + 0.5) * 2.0**-53
-    radius = np.sqrt(-2.0 * np.log(first))
-    both = np.concatenate([radius * np.cos(2 * math.pi * second), radius * np.sin(2 * math.pi * second)])
-    return torch.from_numpy(both[:count])

@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from wildflower.messages.error import MessageError
@@ -21,13 +20,12 @@ from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import described
 from wildflower.models.cost import Cost
-from wildflower.models.layers import Channels, TensorSpec
+from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.placement import Axis, Coordinates, Placement, Select
+from wildflower.models.placement import Coordinates, Placement, Select
 from wildflower.strategies.aggregation import CoordinateMean
-from wildflower.strategies.channels import channel_norms, strongest
+from wildflower.strategies.channels import channel_norms, encoder_groups, encoder_of, numbers, strongest
 from wildflower.strategies.method import (
     LEADING,
     Answer,
@@ -49,22 +47,6 @@ from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.scaffold import mean_gradients
 from wildflower.strategies.shared_losses import Regularizer
 from wildflower.strategies.submodel import learned, zeros
-
-
-def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
-    """The tensors of a network without its predictor, which is its last block, and the heads of early exits."""
-    blocks = described(family, "spatl").blocks(architecture)
-    predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
-    return {name: spec for name, spec in family.tensors(architecture).items() if not name.startswith(predictors)}
-
-
-def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Channels]:
-    """The channel groups of the encoder, and what of each an architecture keeps."""
-    axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
-    groups = {axis.group for axis in axes if isinstance(axis, Axis)}
-    found = described(family, "spatl").channels(architecture)
-    return {group: channels for group, channels in found.items() if group in groups}
-
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -143,13 +125,6 @@ class SalientTraining(Training):
         }
         weights = placement.of(layouts["weights"]).gather(y)
         return Answer(model, {"weights": weights, "control_change": change, "channels": channels}, loss)
-
-
-def numbers(coordinates: Coordinates, count: int) -> Tensor:
-    """The numbers of the channels that a selection takes, as they travel."""
-    found = torch.arange(coordinates.start, coordinates.stop) if isinstance(coordinates, slice) else coordinates
-    assert len(found) == count
-    return found.to(torch.int32)
 
 
 # The server half ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from wildflower.messages.sums import CACHED
 from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
+from wildflower.strategies.bit_packing import bytes_of, packed, unpacked
 
 MAX_ERROR = 1e6  # of a compression, in parts of the update's square; honest ones are below 1, or little above
 MAX_BITS = 15  # of a magnitude's level; with its sign an element then takes at most two bytes
@@ -31,7 +32,7 @@ _LEVEL_BITS = range(1, MAX_BITS + 1)
 
 @dataclass(frozen=True)
 class Compressed:
-    """What a compressed update says.
+    """The content of a compressed update.
 
     Attributes:
         values: the update, 0 in kernels that were dropped.
@@ -76,7 +77,7 @@ class Code:
 
     @cached_property
     def shapes(self) -> list[tuple[int, int]]:
-        """Of every tensor its kernels, and the elements of one."""
+        """Return the kernels of every tensor, and the elements of one."""
         return [_kernels(entry.shape) for entry in self.layout.entries]
 
     @cached_property
@@ -88,12 +89,12 @@ class Code:
     @cached_property
     def fixed_bytes(self) -> int:
         """All bytes but those of elements."""
-        return 5 + 8 * len(self.shapes) + _bytes(len(self.sizes))
+        return 5 + 8 * len(self.shapes) + bytes_of(len(self.sizes))
 
     @cached_property
     def nbytes(self) -> int:
         """The bytes that travel: the share, or what all elements take with the most levels where that is less."""
-        return min(self.allowed_bytes, self.fixed_bytes + _bytes(self.layout.numel * (1 + MAX_BITS)))
+        return min(self.allowed_bytes, self.fixed_bytes + bytes_of(self.layout.numel * (1 + MAX_BITS)))
 
     @property
     def allowed_bytes(self) -> int:
@@ -102,8 +103,8 @@ class Code:
 
     @property
     def least_bytes(self) -> int:
-        """What is needed whatever the update is: the largest kernel, with two levels."""
-        return self.fixed_bytes + _bytes(2 * int(self.sizes.max()))
+        """Return what is needed whatever the update is: the largest kernel, with two levels."""
+        return self.fixed_bytes + bytes_of(2 * int(self.sizes.max()))
 
     # Writing
 
@@ -132,7 +133,7 @@ class Code:
             np.array([error / whole if whole else 0.0], dtype="<f4").view(np.uint8),
             ranges.reshape(-1).view(np.uint8),
             np.packbits(kept.numpy()),
-            _packed(torch.cat(codes).numpy(), bits + 1),
+            packed(torch.cat(codes).numpy(), bits + 1),
         ]
         data = np.zeros(self.nbytes, dtype=np.uint8)
         used = np.concatenate(parts)
@@ -200,9 +201,9 @@ class Code:
         mask = np.unpackbits(raw[5 + 8 * len(self.shapes) : self.fixed_bytes], count=len(self.sizes))
         kept = torch.from_numpy(mask).bool()
         count = int(self.sizes[kept].sum())
-        if _bytes(count * (1 + bits)) > self.nbytes - self.fixed_bytes:
+        if bytes_of(count * (1 + bits)) > self.nbytes - self.fixed_bytes:
             raise MessageError(f"a compressed update keeps {count} elements of {1 + bits} bits, for which it is short")
-        codes = torch.from_numpy(_unpacked(raw[self.fixed_bytes :], count, 1 + bits))
+        codes = torch.from_numpy(unpacked(raw[self.fixed_bytes :], count, 1 + bits))
         values, elements, start = Weights(), dict[str, Tensor](), 0
         masks = kept.split([kernels for kernels, _ in self.shapes])
         for entry, shape, rows, (low, high) in zip(self.layout.entries, self.shapes, masks, ranges, strict=True):
@@ -220,7 +221,7 @@ class Code:
 
 @lru_cache(maxsize=256)
 def code_of(family: Family, architecture: Architecture, beta: float) -> Code:
-    """How the update of a sub-model travels; what is frozen has none."""
+    """Return how the update of a sub-model travels; what is frozen has none."""
     return Code(TensorSet.of(family.tensors(architecture)).layout, beta)
 
 
@@ -228,10 +229,6 @@ def _kernels(shape: tuple[int, ...]) -> tuple[int, int]:
     """How many kernels a tensor has, and the elements of one."""
     kernels = math.prod(shape[: min(2, len(shape) - 1)]) if len(shape) > 1 else 1
     return kernels, math.prod(shape) // kernels
-
-
-def _bytes(bits: int) -> int:
-    return -(-bits // 8)
 
 
 def _first(order: Tensor, count: int) -> Tensor:
@@ -256,20 +253,3 @@ def _place(values: Tensor, low: float, high: float, bits: int) -> Tensor:
 def _magnitude(level: Tensor, low: float, high: float, bits: int) -> Tensor:
     """The magnitudes that levels stand for (float64)."""
     return low + level * ((high - low) / (2**bits - 1))
-
-
-def _packed(codes: NDArray[np.int32], width: int) -> NDArray[np.uint8]:
-    """Whole numbers of `width` bits, one behind the other. Pieces of CACHED, which is a multiple of 8, fill bytes."""
-    places = np.arange(width, dtype=np.int32)
-    pieces = (codes[start : start + CACHED, None] >> places & 1 for start in range(0, len(codes), CACHED))
-    return np.concatenate([np.packbits(piece.astype(np.uint8)) for piece in pieces])
-
-
-def _unpacked(data: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int32]:
-    """The numbers that `_packed` has packed."""
-    codes, powers = np.zeros(count, dtype=np.int32), 2 ** np.arange(width, dtype=np.int32)
-    for start in range(0, count, CACHED):
-        stop = min(count, start + CACHED)
-        bits = np.unpackbits(data[start * width // 8 : _bytes(stop * width)], count=(stop - start) * width)
-        codes[start:stop] = bits.reshape(-1, width).astype(np.int32) @ powers
-    return codes

@@ -28,19 +28,11 @@ from wildflower.models.cost import FLOAT_BYTES, Cost
 from wildflower.models.network import Network
 from wildflower.models.space import Space
 from wildflower.models.weights import trained_parameters
+from wildflower.strategies.fitted_levels import are_nested, below, fitted_levels
 from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
-from wildflower.strategies.nested import (
-    MOST_LEVELS,
-    NestedTraining,
-    are_nested,
-    below,
-    check_no_statistics,
-    fitted_levels,
-    levels_loss,
-    training_cost,
-)
+from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, check_no_statistics, levels_loss, training_cost
 from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from wildflower.strategies.pricing import Means, in_floats
 from wildflower.strategies.shared_losses import Loss
@@ -208,7 +200,8 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
         return space_within(self.family, max(self.widths), self.params.shares)
 
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
-        """What the search finds for the budgets of a fleet (`wildflower.strategies.fleet_search.fleet_options`)."""
+        """Return what the search finds for the budgets of a fleet
+        (`wildflower.strategies.fleet_search.fleet_options`)."""
         training = self.settings.training.examples_at_once, self.settings.optimizer
         if self.space is None or (searcher := searcher_of(self.space, self.params.criterion, *training)) is None:
             return []

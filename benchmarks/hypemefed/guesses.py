@@ -26,7 +26,7 @@ from wildflower.messages.tensor_sets import Weights
 from wildflower.models.cnn import Cnn3
 from wildflower.strategies.hypemefed.hypemefed import HypeMeFedParams
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
-    Inputs,
+    Factors,
     LowRankHypernetwork,
     Reading,
     fit,
@@ -106,7 +106,7 @@ def errors(rounds: list[Round], epochs: int) -> dict[str, dict[str, float]]:
             if not owners:
                 break  # nor has anybody what is behind it: there is nothing to compare with
             real = [reading.wanted(target, model[target]) for model in models]
-            samples: list[tuple[Inputs, Tensor]] = [
+            samples: list[tuple[Factors, Tensor]] = [
                 (reading.inputs(network, source, models[i][source]), real[i]) for i in owners
             ]
             fit(network, samples, epochs=epochs, learning_rate=PARAMS.learning_rate)

@@ -17,7 +17,7 @@ from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.strategies.hypemefed.hypemefed import HypeMeFed, HypeMeFedParams, Upload
-from wildflower.strategies.hypemefed.layer_hypernetwork import Hypernetwork, Inputs, LowRankHypernetwork, Reading
+from wildflower.strategies.hypemefed.layer_hypernetwork import Factors, LowRankHypernetwork, Reading
 from wildflower.strategies.hypemefed.pairs_of_layers import Source
 from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, State, Trained, Training
 from wildflower.strategies.params import Params
@@ -148,8 +148,7 @@ class ReadingInSentBases(Reading):
     """Reads a device's weight in the singular bases of the weight that it was sent, as changes are read."""
 
     @override
-    def inputs(self, network: Hypernetwork, source: str, value: torch.Tensor) -> Inputs:
-        assert isinstance(network, LowRankHypernetwork)
+    def inputs(self, network: LowRankHypernetwork, source: str, value: torch.Tensor) -> Factors:
         return self.in_bases_of_sent(network, source, value)
 
 

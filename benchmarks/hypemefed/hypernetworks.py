@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import psutil
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
@@ -31,12 +33,11 @@ from wildflower.models.base import Family
 from wildflower.models.resnet import ResNet18
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
-    FullHypernetwork,
-    Hypernetwork,
     LowRankHypernetwork,
     Reading,
     fit,
     generate,
+    mlp,
     shortfall,
     unit_of_changes,
 )
@@ -104,6 +105,23 @@ def _convolutions(weights: Weights) -> Weights:
     return {name: value for name, value in weights.items() if value.dim() == 4}
 
 
+class FullHypernetwork(nn.Module):
+    """The naive control: one MLP from all entries of the source weight to all entries of the target's."""
+
+    def __init__(self, source: Sequence[int], target: Sequence[int], hidden: int) -> None:
+        super().__init__()
+        self.target = tuple(target)
+        self.all = mlp(torch.Size(source).numel(), hidden, torch.Size(target).numel())
+
+    def prepare(self, weight: Tensor) -> Tensor:
+        """Return the weight's entries."""
+        return weight.to(next(self.parameters()).device).float().flatten()
+
+    def forward(self, entries: Tensor) -> Tensor:
+        """Return the guessed weight of the target's shape."""
+        return self.all(entries).reshape(self.target)
+
+
 def measure(
     family: Family, rounds: list[Round], guess: Literal["change", "weight"], rank: int | None, epochs: int
 ) -> Layers:
@@ -111,7 +129,7 @@ def measure(
     pairs = {target: source for exit in follow(family).values() for target, source in exit.items()}
     shapes = {name: spec.shape for name, spec in family.tensors(family.full()).items()}
 
-    def make(target: str) -> Hypernetwork:
+    def make(target: str) -> LowRankHypernetwork | FullHypernetwork:
         if rank is None:
             return FullHypernetwork(shapes[pairs[target]], shapes[target], HIDDEN)
         source = shapes[pairs[target]]

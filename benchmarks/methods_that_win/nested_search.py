@@ -22,11 +22,12 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS
 from wildflower.models.cost import Cost
 from wildflower.models.network import Network
+from wildflower.strategies.fitted_levels import below, fitted_levels
 from wildflower.strategies.fleet_search import fleet_options
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Selection, Setup, State
 from wildflower.strategies.model_search import ModelSearch
 from wildflower.strategies.model_search_params import ModelSearchParams
-from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, below, fitted_levels, levels_loss, training_cost
+from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, levels_loss, training_cost
 from wildflower.strategies.params import CountOrZero, Params
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss

@@ -21,7 +21,7 @@ from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.placement import Placement
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
-    Inputs,
+    Factors,
     LowRankHypernetwork,
     Reading,
     fit,
@@ -98,13 +98,13 @@ class HypeMeFedParams(Params):
 
 @dataclass
 class Upload:
-    """What is kept of a device's update until the end of the round: all that hypernetworks read or guess."""
+    """Parts of a device's update that are kept until the end of the round: all that hypernetworks read or guess."""
 
     device: int
     exit: int
     weight: int
     tensors: Weights
-    inputs: dict[Source, Inputs] = field(default_factory=dict)  # what hypernetworks read of its tensors
+    inputs: dict[Source, Factors] = field(default_factory=dict)  # what hypernetworks read of its tensors
 
 
 class HypeMeFed(SubModelMethod[HypeMeFedParams]):
@@ -263,7 +263,7 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
         """Return how this round's tensors are read and guessed."""
         return Reading(self.params.guess, self.weights, self.units)
 
-    def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Inputs:
+    def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Factors:
         """What a hypernetwork reads of a device's tensor; made once for all that read it."""
         if source not in upload.inputs:
             value = self.weights[source] if self.family.is_frozen(source) else upload.tensors[source]

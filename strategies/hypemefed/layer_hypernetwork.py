@@ -14,9 +14,6 @@ SMALLEST_SINGULAR_VALUE = 0.01  # as a share of the largest
 Factors = tuple[Tensor, Tensor]
 """(rank, rows) and (rank, columns): the scaled left and right singular vectors of a weight as a matrix."""
 
-Inputs = Factors | Tensor
-"""What a hypernetwork reads of a source weight: its factors, or all of its entries."""
-
 
 def as_matrix(weight: Tensor) -> Tensor:
     """A weight as a matrix whose rows are of outputs and whose columns are of inputs.
@@ -91,7 +88,7 @@ class Bases:
 
 @dataclass(frozen=True)
 class Change:
-    """How devices changed a tensor in a round, in units of the root mean square of their changes.
+    """Changes of a tensor by devices in a round, in units of the root mean square of their changes.
 
     begun: what they were sent. unit: of their changes; 0 where they changed nothing.
     """
@@ -100,7 +97,7 @@ class Change:
     unit: float
 
     def in_units(self, value: Tensor) -> Tensor:
-        """What a device changed: what a hypernetwork is to guess of it."""
+        """Return what a device changed: what a hypernetwork is to guess of it."""
         return (value - self.begun) / (self.unit or 1.0)
 
     def guessed(self, output: Tensor) -> Tensor:
@@ -108,7 +105,7 @@ class Change:
         return self.begun + self.unit * output
 
     def bases(self, rank: int) -> Bases:
-        """How hypernetworks read the tensor: what a device changed is made as large as the tensor itself."""
+        """Return how hypernetworks read the tensor: what a device changed is made as large as the tensor itself."""
         size = float(self.begun.square().mean().sqrt())
         return Bases(self.begun, rank, gain=size / self.unit if size and self.unit else 1.0)
 
@@ -137,8 +134,8 @@ class LowRankHypernetwork(nn.Module):
         (rows, columns), (to_rows, to_columns) = matrix_shape(source), matrix_shape(target)
         self.rank = min(rank, rows, columns)
         self.times = max(1, round(min(rank, to_rows, to_columns) / self.rank))  # m
-        self.left = _mlp(rows, hidden, self.times * to_rows)
-        self.right = _mlp(columns, hidden, self.times * to_columns)
+        self.left = mlp(rows, hidden, self.times * to_rows)
+        self.right = mlp(columns, hidden, self.times * to_columns)
         if from_zero:
             for parameter in self.left[2].parameters():
                 nn.init.zeros_(parameter)
@@ -149,7 +146,7 @@ class LowRankHypernetwork(nn.Module):
         return _where(self)
 
     def prepare(self, weight: Tensor) -> Factors:
-        """What of a source weight goes in."""
+        """Return what of a source weight goes in."""
         return factorize(weight.to(self.device), self.rank)
 
     def forward(self, factors: Factors) -> Tensor:
@@ -161,27 +158,9 @@ class LowRankHypernetwork(nn.Module):
         return as_weight(left.T @ right, self.target)
 
 
-class FullHypernetwork(nn.Module):
-    """The naive control: one MLP from all entries of the source weight to all entries of the target's."""
-
-    def __init__(self, source: Sequence[int], target: Sequence[int], hidden: int) -> None:
-        super().__init__()
-        self.target = tuple(target)
-        self.all = _mlp(torch.Size(source).numel(), hidden, torch.Size(target).numel())
-
-    def prepare(self, weight: Tensor) -> Tensor:
-        """The weight's entries."""
-        return weight.to(_where(self)).float().flatten()
-
-    def forward(self, entries: Tensor) -> Tensor:
-        """The guessed weight of the target's shape."""
-        return self.all(entries).reshape(self.target)
-
-
-Hypernetwork = LowRankHypernetwork | FullHypernetwork
-
-
-def fit(network: Hypernetwork, samples: Sequence[tuple[Inputs, Tensor]], *, epochs: int, learning_rate: float) -> float:
+def fit(
+    network: LowRankHypernetwork, samples: Sequence[tuple[Factors, Tensor]], *, epochs: int, learning_rate: float
+) -> float:
     """Train on (what `prepare` made of a source weight, target weight), one device's per step.
 
     Returns the last epoch's mean over the devices of the mean square of what the guessed weight lacks. Adam starts
@@ -204,7 +183,7 @@ def fit(network: Hypernetwork, samples: Sequence[tuple[Inputs, Tensor]], *, epoc
 
 @dataclass
 class Reading:
-    """How hypernetworks read and guess tensors of a round's devices.
+    """The way in which hypernetworks read and guess tensors of a round's devices.
 
     guess: "change", what devices changed of what they were sent; "weight", what they have, whatever they were sent.
     sent: to all devices. units: of what devices changed of each tensor (`unit_of_changes`).
@@ -215,9 +194,9 @@ class Reading:
     units: Mapping[str, float]
     _bases: dict[tuple[str, int], Bases] = field(default_factory=dict)
 
-    def inputs(self, network: Hypernetwork, source: str, value: Tensor) -> Inputs:
-        """What a hypernetwork reads of a device's source tensor."""
-        if self.guess == "weight" or isinstance(network, FullHypernetwork):
+    def inputs(self, network: LowRankHypernetwork, source: str, value: Tensor) -> Factors:
+        """Return what a hypernetwork reads of a device's source tensor."""
+        if self.guess == "weight":
             return network.prepare(value)
         return self.in_bases_of_sent(network, source, value)
 
@@ -232,7 +211,7 @@ class Reading:
         return self._bases[key].factors(value.to(network.device))
 
     def wanted(self, target: str, value: Tensor) -> Tensor:
-        """What a hypernetwork is to answer for a device that has the target."""
+        """Return what a hypernetwork is to answer for a device that has the target."""
         return value if self.guess == "weight" else self._change(target).in_units(value)
 
     def guessed(self, target: str, output: Tensor) -> Tensor:
@@ -244,14 +223,16 @@ class Reading:
 
 
 @torch.no_grad()
-def generate(network: Hypernetwork, inputs: Inputs) -> Tensor:
+def generate(network: LowRankHypernetwork, inputs: Factors) -> Tensor:
     """The weight that the network guesses from what `prepare` made of the source weight, in main memory."""
     guess: Tensor = network(inputs)
     return guess.cpu()
 
 
-def shortfall(network: Hypernetwork, samples: Sequence[tuple[Inputs, Tensor]], weights: Sequence[float]) -> Tensor:
-    """What guesses for devices that have the target lack of it, in the weighted mean over them.
+def shortfall(
+    network: LowRankHypernetwork, samples: Sequence[tuple[Factors, Tensor]], weights: Sequence[float]
+) -> Tensor:
+    """Return what guesses for devices that have the target lack of it, in the weighted mean over them.
 
     Added to a guess for a device that has it not, it makes of all guesses what survey sampling calls the difference
     estimator: the owners' mean, and how much more or less than for them is guessed for this device. A hypernetwork that
@@ -265,5 +246,6 @@ def _where(network: nn.Module) -> torch.device:
     return next(network.parameters()).device
 
 
-def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Return an MLP of two layers."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))

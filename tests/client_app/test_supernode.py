@@ -130,6 +130,15 @@ def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(mon
         assert [process.args for process in watched] == [["true"]]
         started.append(os.environ["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"])
 
+    from flwr.supernode import fleet_http_connection
+
+    for holder, name in (
+        (fleet_http_connection, "flwr_exit"),
+        (fleet_http_connection.FleetHttpClient, "ActivateNode"),
+        (fleet_http_connection, "HeartbeatSender"),
+        (fleet_http_connection, "make_simple_http_retry_invoker"),
+    ):
+        monkeypatch.setattr(holder, name, getattr(holder, name))
     # The package has the function under the module's name.
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
     monkeypatch.setattr(command, "flower_supernode", flower_supernode)
@@ -235,12 +244,20 @@ def answering(status):
 
 
 def test_a_heartbeat_outlives_errors_of_the_server(capfd):
-    assert lasting(answering(500))() is False  # which Flower tries again
+    assert lasting(answering(500), [])() is False  # which Flower tries again
     assert "WARNING: The server answers with an error of its own (500)" in capfd.readouterr().err
-    assert lasting(answering(200))() is True
+    assert lasting(answering(200), [])() is True
     with pytest.raises(httpx.HTTPStatusError):
-        lasting(answering(401))()
+        lasting(answering(403), [])()
     assert capfd.readouterr().err == ""
+
+
+def test_a_node_whose_key_is_revoked_ends_with_a_code_of_its_own(monkeypatch, capsys):
+    ends = []
+    with pytest.raises(httpx.HTTPStatusError):
+        lasting(answering(401), ends)()
+    assert ends == [75]
+    assert "its key was revoked, this machine's clock is wrong" in capsys.readouterr().err
 
 
 def test_a_node_is_started_with_a_heartbeat_and_with_retries_that_last(monkeypatch):
@@ -250,6 +267,8 @@ def test_a_node_is_started_with_a_heartbeat_and_with_retries_that_last(monkeypat
     for module, name in (
         (fleet_http_connection, "HeartbeatSender"),
         (fleet_http_connection, "make_simple_http_retry_invoker"),
+        (fleet_http_connection, "flwr_exit"),
+        (fleet_http_connection.FleetHttpClient, "ActivateNode"),
         (start_client_internal, "subprocess"),
         (start_client_internal, "_pull_and_store_message"),
     ):

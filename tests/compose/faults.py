@@ -258,19 +258,19 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
     try:
         with ThreadPoolExecutor() as pool:
             refused = {
-                pool.submit(node, ca, other / "nodes/node-0"): "305",
-                pool.submit(node, ca, None): "305",
-                pool.submit(node, ca, deployment.secrets / "nodes/lost"): "305",
-                pool.submit(node, other / "ca.crt", key): "ertificate",
-                pool.submit(node, expired / "ca.crt", key, "old-gate:8000"): "certificate has expired",
+                pool.submit(node, ca, other / "nodes/node-0"): (77, "never enrolled"),
+                pool.submit(node, ca, None): (1, "305"),
+                pool.submit(node, ca, deployment.secrets / "nodes/lost"): (77, "never enrolled"),
+                pool.submit(node, other / "ca.crt", key): (69, "ertificate"),
+                pool.submit(node, expired / "ca.crt", key, "old-gate:8000"): (69, "certificate has expired"),
             }
         # Flower says the same of a gate that is gone. But it was there: who is let in stays.
         assert "true" in run("docker", "inspect", "--format", "{{.State.Running}}", spare, check=False)
     finally:
         run("docker", "stop", "--time", "1", gate, spare)
-    for attempt, words in refused.items():
+    for attempt, (ends_with, words) in refused.items():
         code, text = attempt.result()
-        assert code == 1, text
+        assert code == ends_with, text
         assert words in text, text
     assert [deployment.state(node)["StartedAt"] for node in NODES] == nodes_before
     assert shaped.poll() is None, deployment.output("shaped")[-3000:]

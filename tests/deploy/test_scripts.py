@@ -19,7 +19,8 @@ from typing import ClassVar
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from flwr.proto.control_pb2 import RegisterNodeRequest, RegisterNodeResponse, UnregisterNodeRequest
+from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest, RegisterNodeResponse, UnregisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from wildflower.devices.probe import board_kind
@@ -141,15 +142,77 @@ def test_a_dry_run_shows_the_service_and_changes_nothing(secrets, board, command
     assert r"bandwidth-token-file=\"/etc/wildflower/bandwidth.token\"" in text
     assert f"--mode=0640 {key} /etc/wildflower/node.key" in text
     assert "Restart=always" in text
-    assert "OOMPolicy=continue" in text
+    assert "RestartPreventExitStatus=77" in text
+    assert "LogRateLimitBurst=600" in text
+    assert "+ timedatectl set-ntp true" in text
     assert "WILDFLOWER_CACHE=/var/lib/wildflower/cache" in text
     # A PyTorch that does not start on this board is found before there is a service of it.
-    assert text.index("import\\ threading\\,\\ torch") < text.index("write /etc/systemd/system/wildflower-node.service")
+    assert text.index("import\\ threading") < text.index("import\\ torch")
+    assert text.index("import\\ torch") < text.index("write /etc/systemd/system/wildflower-node.service")
     assert not Path("/etc/wildflower").exists()
     code, text = script(f"{board}/install", "--uninstall", "--dry-run")
     assert code == 0
     assert "+ rm -rf /etc/wildflower" in text
     assert "rm -rf /var/lib/wildflower" not in text
+
+
+def with_programs(folder: Path, *arguments: object, **programs: str) -> tuple[int, str]:
+    """A script's exit code and what it says, with programs of our own first in its way."""
+    for name, text in programs.items():
+        program(folder / "bin", name, text)
+    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([*map(str, arguments)], env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def usual(secrets: Path) -> list[object]:
+    ca, key = secrets / "ca.crt", secrets / "nodes" / "node-1"
+    return ["--superlink", "fl.example:8000", "--device", 1, "--ca", ca, "--key", key, "--dry-run"]
+
+
+@pytest.mark.parametrize(("release", "knows"), [("237", False), ("242", False), ("243", True), ("252", True)])
+def test_a_unit_has_only_what_its_systemd_knows(secrets, tmp_path, release, knows):
+    systemctl = f'echo "systemd {release} ({release}.1-2)"'
+    code, text = with_programs(tmp_path, DEPLOY / "raspberry-pi/install", *usual(secrets), systemctl=systemctl)
+    assert code == 0, text
+    assert ("OOMPolicy=continue" in text) is knows
+
+
+def test_an_owner_limits_what_a_node_takes(secrets):
+    limits = ["--memory-max", "1500M", "--cpu-quota", "150%", "--nice", "15"]
+    code, text = script("raspberry-pi/install", *usual(secrets), *limits)
+    assert code == 0, text
+    for line in ("MemoryMax=1500M", "CPUQuota=150%", "Nice=15", "WatchdogSec=300"):
+        assert f"    {line}\n" in text
+    code, text = script("jetson/install", *usual(secrets), *limits)
+    assert code == 0, text
+    assert "--log-driver none --memory 1500M --memory-swap 1500M --cpus 1.5 --cpu-shares 256 " in text
+    code, text = script("raspberry-pi/install", *usual(secrets))
+    assert "MemoryMax" not in text
+    assert "    Nice=10\n" in text
+    for option, wrong in (("--memory-max", "lots"), ("--cpu-quota", "2"), ("--nice", "-5"), ("--image", "x")):
+        code, text = script("raspberry-pi/install", *usual(secrets), option, wrong)
+        assert code == 1
+        assert text.startswith(f"Raspberry Pi: {option}")
+
+
+def test_a_jetson_takes_an_image_that_is_there(secrets):
+    code, text = script("jetson/install", *usual(secrets), "--image", "mine:2")
+    assert code == 0, text
+    assert "+ docker tag mine:2 wildflower-device" in text
+    assert "docker build" not in text
+    assert "docker build --network host " in script("jetson/install", *usual(secrets))[1]
+
+
+def test_an_old_docker_engine_is_named_and_not_pytorch(secrets, tmp_path):
+    nothing = dict.fromkeys(("useradd", "runuser", "install", "timedatectl", "systemctl"), "exit 0")
+    docker = 'case "$*" in *threading*) echo "RuntimeError: can\'t start new thread" >&2; exit 1 ;; esac'
+    given = [part for part in usual(secrets) if part != "--dry-run"]
+    who = 'case "$1" in -u) echo 0 ;; esac'
+    code, text = with_programs(tmp_path, DEPLOY / "jetson/install", *given, docker=docker, id=who, **nothing)
+    assert code == 1
+    assert "this Docker engine is too old for newer images (it blocks clone3" in text
+    assert "PyTorch does not work" not in text
 
 
 def test_boards_get_a_pytorch_that_their_processors_run(secrets):
@@ -219,11 +282,12 @@ def superlink(secrets):
 
     class Control(BaseHTTPRequestHandler):
         said: ClassVar[tuple[int, bytes]] = (200, b"")
+        listed: ClassVar[bytes] = b""
         asked: ClassVar[list[tuple[str, bytes]]] = []
 
         def do_POST(self):
             self.asked.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            status, body = self.said
+            status, body = (200, self.listed) if self.path.endswith("/list-nodes") else self.said
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -289,7 +353,97 @@ def test_a_node_is_revoked_by_its_number(secrets, superlink):
     superlink.RequestHandlerClass.said = says("unknown node")
     code, text = enroll(secrets, superlink, "--revoke", 42)
     assert (code, "node 42: " in text, "unknown node" in text) == (1, True, True)
-    assert "expected the node's number" in enroll(secrets, superlink, "--revoke", "node-1")[1]
+
+
+def test_a_node_is_revoked_by_its_name(secrets, superlink):
+    nodes = [
+        NodeInfo(node_id=2**64 - 2, name="node-1", status="online"),
+        NodeInfo(node_id=3, name="node-1", status="unregistered"),
+        NodeInfo(node_id=4, name="node-0", status="registered"),
+    ]
+    superlink.RequestHandlerClass.listed = ListNodesResponse(nodes_info=nodes).SerializeToString()
+    superlink.RequestHandlerClass.said = 200, b""
+    assert enroll(secrets, superlink, "--revoke", "node-1")[0] == 0
+    path, body = superlink.RequestHandlerClass.asked[-1]
+    assert (path, UnregisterNodeRequest.FromString(body).node_id) == ("/v1/control/unregister-node", 2**64 - 2)
+    code, text = enroll(secrets, superlink, "--revoke", "cellar")
+    assert (code, "0 nodes have this name; the names are node-0, node-1" in text) == (1, True)
+    assert [path for path, _ in superlink.RequestHandlerClass.asked] == ["/v1/control/list-nodes"]
+    assert "to 2^64 - 1" in enroll(secrets, superlink, "--revoke", 2**64)[1]
+
+
+def kits(folder: Path, *arguments: object) -> tuple[int, str]:
+    return script("kits", "--secrets", folder, "--superlink", "fl.example:8000", *arguments)
+
+
+@pytest.fixture
+def own_secrets(secrets, tmp_path):
+    """Secrets that a test may change."""
+    return Path(shutil.copytree(secrets, tmp_path / "secrets"))
+
+
+def test_every_device_has_a_kit_of_its_own(own_secrets):
+    code, text = kits(own_secrets, "--count", 3, "--bandwidth", "fl.example:9100")
+    assert code == 0, text
+    assert "set devices = 3 or more" in text
+    seen = set()
+    for number in range(3):
+        kit = own_secrets / "kits" / f"device-{number}"
+        assert {file.name for file in kit.iterdir()} == {
+            "ca.crt",
+            "node.key",
+            "bandwidth.token",
+            "number",
+            "install.txt",
+        }
+        private = load_ssh_private_key((kit / "node.key").read_bytes(), None)
+        public = (own_secrets / "public" / f"device-{number}.pub").read_bytes()
+        assert private.public_key() == load_ssh_public_key(public)
+        seen.add(public.split()[1])
+        assert not (own_secrets / "nodes" / f"device-{number}").exists()
+        assert stat.S_IMODE(kit.stat().st_mode) == 0o700
+        words = shlex.split((kit / "install.txt").read_text())[2:]
+        # As it is typed in the folder of the kit.
+        command = [DEPLOY / "raspberry-pi/install", "--dry-run", *words]
+        done = subprocess.run(command, cwd=kit, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"partition-id={number} " in done.stdout
+    assert len(seen) == 3
+
+
+def test_a_fleet_grows_and_a_key_is_rotated(own_secrets):
+    assert kits(own_secrets, "--count", 2)[0] == 0
+    before = contents(own_secrets)
+    code, text = kits(own_secrets, "--count", 2, "--first", 1)
+    assert (code, "device-1 exists already: nothing was written" in text) == (1, True)
+    assert contents(own_secrets) == before
+    assert kits(own_secrets, "--count", 2, "--first", 2)[0] == 0
+    for old, new in (("device-1", "device-1.key-2"), ("device-1.key-2", "device-1.key-3")):
+        code, text = kits(own_secrets, "--rotate", old)
+        assert code == 0, text
+        assert f"revoke the old key by its name, {old}." in text
+        assert (own_secrets / "kits" / new / "number").read_text() == "1\n"
+        assert (own_secrets / "public" / f"{new}.pub").exists()
+    assert {name: text for name, text in contents(own_secrets).items() if name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--count ''"),
+        (["--count", "0"], "--count '0'"),
+        (["--count", "1", "--first", "-1"], "--first '-1'"),
+        (["--count", "1", "--prefix", "../x"], "--prefix '../x'"),
+        (["--count", "1", "--board", "toaster"], "--board 'toaster'"),
+        (["--count", "1", "--bandwidth", "here"], "--bandwidth 'here'"),
+        (["--rotate", "device-9"], "there is no kit"),
+        (["--count"], "--count wants a value"),
+    ],
+)
+def test_no_kit_is_made_of_wrong_words(own_secrets, arguments, words):
+    code, text = kits(own_secrets, *arguments)
+    assert (code, words in text) == (1, True), text
+    assert not (own_secrets / "kits").exists()
 
 
 def test_a_superlink_that_is_not_there_is_told(secrets, superlink):

@@ -63,7 +63,7 @@ def test_norms_of_signals_normalize_over_the_batch_and_all_positions():
 
 
 def test_bad_block_channels_are_refused():
-    with pytest.raises(ValueError, match=r"block_channels must hold sizes >= 1, not \(32, 0\)"):
+    with pytest.raises(ValueError, match=r"block_channels must be a list of numbers >= 1, not \(32, 0\)"):
         Vgg(block_channels=(32, 0))
     with pytest.raises(ValueError, match="does not fit"):
         Vgg(input_shape=(1, 8, 8))

@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 from tests.small_run import small_config, started
 from wildflower.cli import command, export
 from wildflower.launch.experiment import run_experiment
+from wildflower.launch.tuning import tune
 from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
+from wildflower.papers import made
 from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_text
 from wildflower.server_app import app, pages
 from wildflower.server_app.advice import _gap
@@ -60,6 +62,8 @@ LOOKED_BEFORE = {
     ("wildflower/tasks/hub.py", "datasets"),
     ("wildflower/tasks/hub.py", "huggingface_hub"),
     ("wildflower/tasks/hub.py", "pyarrow"),
+    ("wildflower/papers/made.py", "pyarrow"),
+    ("wildflower/papers/made.py", "tokenizers"),
     ("wildflower/launch/showing.py", "IPython"),  # only in a notebook, where it is
 }
 
@@ -105,6 +109,7 @@ USES = {
     "scipy": [
         lambda folder: text_of(lambda: read_mat(folder / "train_32x32.mat", "X")),
         lambda _: text_of(compare_two),
+        lambda folder: text_of(lambda: made.write("svhn", folder / "made", train=20, test=20)),
     ],
     "plotly": [told, lambda _: text_of(pages.library.__wrapped__)],
     "pandas": [lambda _: text_of(lambda: frame_of([], Summary))],
@@ -115,6 +120,7 @@ USES = {
     "torch_geometric": [lambda _: text_of(lambda: RecipFL(None, None))],
     "transformers": [
         lambda _: text_of(lambda: load_tokenizer("any", "")),
+        lambda folder: text_of(lambda: made.write_tokenizer(folder)),
         lambda _: text_of(lambda: _sizes_of("any")),
         lambda _: text_of(lambda: EncoderNetwork(None, 8, 2, 8, 1)),
     ],
@@ -124,6 +130,9 @@ USES = {
     "onnxruntime": [lambda folder: text_of(lambda: export._read_onnx(folder / "model.onnx", None))],
     "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],
     "matplotlib": [lambda _: text_of(lambda: figure([], scale_of(None)))],
+    "optuna": [
+        lambda folder: text_of(lambda: tune(folder / "exp.toml", [], {}, 1, folder, 0, Console(file=io.StringIO())))
+    ],
     "mlflow": [lambda folder: told(folder, "tracker=mlflow")],
     "wandb": [lambda folder: told(folder, "tracker=wandb")],
 }

@@ -494,7 +494,7 @@ def test_tables_go_into_a_paper(tmp_path):
     assert r"method & seeds & delivered, \% & worst tier, \% & whole model, \% \\" in table.latex()
     assert r"heterofl & 1-2 & 75.0 $\pm$ 7.1 & 18.8 $\pm$ 1.8 & 37.5 $\pm$ 3.5 \\" in table.latex()
     assert table.markdown().splitlines()[1:] == [
-        "| --- | --- | ---: | ---: | ---: |",
+        "| --- | --- | --- | --- | --- |",
         "| heterofl | 1-2 | 75.0 ± 7.1 | 18.8 ± 1.8 | 37.5 ± 3.5 |",
     ]
 

@@ -19,16 +19,9 @@ from wildflower.server_app.compare import compare
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.report import write_report
 from wildflower.server_app.run_folder import JournalError, read_rounds, read_summary
-from wildflower.strategies import privacy as of_privacy
-from wildflower.strategies.privacy import (
-    Account,
-    BudgetSpentError,
-    Privacy,
-    PrivateMean,
-    Release,
-    epsilon_after,
-    epsilon_of,
-)
+from wildflower.strategies import private_mean as of_privacy
+from wildflower.strategies.privacy import Account, BudgetSpentError, Privacy, Release, epsilon_after, epsilon_of
+from wildflower.strategies.private_mean import PrivateMean
 
 PRIVATE = {
     "strategy": "fedavg",

@@ -13,7 +13,8 @@ from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
 from wildflower.models.vgg import Vgg
 from wildflower.models.vit import VitTiny
-from wildflower.strategies.flexifed import FlexiFed, FlexiFedParams, TrainingOfCommonLayers, alike, common_length
+from wildflower.strategies.common_layers import alike, common_length
+from wildflower.strategies.flexifed import FlexiFed, FlexiFedParams, TrainingOfCommonLayers
 from wildflower.strategies.method import LEADING, Contribution, Group, Order, Setup, Trained
 from wildflower.strategies.run_settings import RoundSettings
 

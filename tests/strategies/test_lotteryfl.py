@@ -14,16 +14,9 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import nbytes
 from wildflower.models.layers import TensorSpec
-from wildflower.strategies.lotteryfl import (
-    LotteryFL,
-    LotteryFLParams,
-    TicketTraining,
-    kept_after,
-    pack_bits,
-    prune,
-    unpack_bits,
-)
+from wildflower.strategies.lotteryfl import LotteryFL, LotteryFLParams
 from wildflower.strategies.method import Contribution, Group, Order, Trained
+from wildflower.strategies.tickets import TicketTraining, kept_after, pack_bits, prune, unpack_bits
 
 
 def test_a_pruning_drops_what_lies_below_the_percentile():

@@ -20,7 +20,8 @@ from wildflower.server_app.app import run
 from wildflower.server_app.config import ConfigError
 from wildflower.server_app.run_folder import JournalError, read_rounds, read_summary
 from wildflower.strategies.method import LEADING, Contribution, Group, Method, Order
-from wildflower.strategies.privacy import Privacy, PrivateMean, epsilon_after, gaussian, noise_multiplier_for
+from wildflower.strategies.privacy import Privacy, epsilon_after, noise_multiplier_for
+from wildflower.strategies.private_mean import PrivateMean, gaussian
 
 STATIC = {"strategy": "fedavg", "family-arguments": "norm = 'static'"}
 VIT = {

@@ -12,9 +12,10 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost, cost
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
+from wildflower.strategies.ascent_search import AscentSearch
 from wildflower.strategies.fleet_search import find_priced, fleet_options, in_common, together
 from wildflower.strategies.pricing import Means, fits
-from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch
+from wildflower.strategies.search import ExactSearch, PoolSearch
 
 torch.set_num_threads(1)
 

@@ -9,8 +9,9 @@ from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import FAMILY, setup
 from wildflower.messages.error import MessageError
 from wildflower.models.family import make_family
+from wildflower.strategies.channels import encoder_groups, encoder_of
 from wildflower.strategies.method import Contribution, Group, Order, Trained
-from wildflower.strategies.spatl import Spatl, SpatlParams, encoder_groups, encoder_of
+from wildflower.strategies.spatl import Spatl, SpatlParams
 
 WHOLE = FAMILY.full()
 CONV = "block1.conv.weight"

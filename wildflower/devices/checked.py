@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from wildflower.devices.validation import MAX_LETTERS
 from wildflower.plugins.invalid import in_words
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 # More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
@@ -30,6 +37,14 @@ AtLeast0 = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 MbitPerS = Annotated[float, Field(ge=0, le=MAX_MBIT_PER_S)]
 FlopPerS = Annotated[float, Field(gt=0, le=MAX_FLOP_PER_S)]
+
+
+def save(value: DataclassInstance, file: Path) -> None:
+    """Write a dataclass as JSON: beside the file, then renamed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.{os.getpid()}.part")
+    beside.write_text(json.dumps(asdict(value)))
+    os.replace(beside, file)
 
 
 def checked(kind: type[Checked], values: object, what: str) -> Checked:

@@ -7,16 +7,15 @@ one, and one where the newest figure is a day old, are made on credit, so that t
 from __future__ import annotations
 
 import json
-import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from wildflower.devices.checked import MAX_MBIT_PER_S, STRICT, AtLeast0, Text, Whole, checked
+from wildflower.devices.checked import MAX_MBIT_PER_S, STRICT, AtLeast0, Text, Whole, checked, save
 from wildflower.devices.node_config import SHARE, NodeConfig
 from wildflower.devices.resource_report import MIN_PROBE_BYTES, DeviceReport
 from wildflower.devices.validation import one_line
@@ -90,11 +89,8 @@ class LinkHistory:
             return cls()
 
     def save(self, folder: Path) -> None:
-        """Write it beside, then rename."""
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f"{FILE}.{os.getpid()}.part"
-        beside.write_text(json.dumps(asdict(self)))
-        os.replace(beside, folder / FILE)
+        """Write it to a state folder."""
+        save(self, folder / FILE)
 
 
 def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) -> LinkHistory:

@@ -7,18 +7,17 @@ middling width; layers of few channels, and other layers, reach less of it.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic.dataclasses import dataclass
 
 from wildflower.devices import node_config
-from wildflower.devices.checked import MAX_FLOP_PER_S, STRICT, AtLeast0, FlopPerS, Text, checked
+from wildflower.devices.checked import MAX_FLOP_PER_S, STRICT, AtLeast0, FlopPerS, Text, checked, save
 from wildflower.devices.resource_report import DeviceReport
 
 if TYPE_CHECKING:
@@ -47,11 +46,8 @@ class Speed:
             return None
 
     def save(self, folder: Path) -> None:
-        """Write it beside, then rename."""
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f"{FILE}.{os.getpid()}.part"
-        beside.write_text(json.dumps(asdict(self)))
-        os.replace(beside, folder / FILE)
+        """Write it to a state folder."""
+        save(self, folder / FILE)
 
 
 def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path) -> DeviceReport:

@@ -32,7 +32,6 @@ MAX_SUMS = 4 * MAX_CLASSES
 MAX_BESIDE = 4  # networks that are scored beside a device's model
 Line = Annotated[str, Field(max_length=MAX_LETTERS)]
 Frozen = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-Digest = Annotated[str, Field(max_length=64)]
 
 
 class _Scalar:
@@ -128,22 +127,39 @@ class Merge(_Model):
     present_classes: bool = False
 
 
-class WorkOrder(_Model):
+class ModelOrder(_Model):
+    """The orders that bring a device a model, to train it or to score it.
+
+    Attributes:
+        payloads: tensor set -> index of its array in this message.
+        digest: of the layouts of all tensor sets, both ways (`wildflower.messages.tensor_sets.digest`).
+        client_step: the client step of the method.
+        memory_bytes: what training may use; 0 for no limit but the device's own.
+        frozen: the name of what is frozen of the sub-model (`wildflower.messages.frozen_parts.Part`); "" for nothing.
+        frozen_payload: index of the array with what the device lacks of it; None if it has all of it.
+    """
+
+    device: NonNegative
+    architecture: dict[str, Any]
+    payloads: dict[str, NonNegative]
+    digest: str
+    client_step: StepReference
+    seed: NonNegative
+    memory_bytes: NonNegative
+    predicted_memory_bytes: NonNegative
+    frozen: Frozen = ""
+    frozen_payload: NonNegative | None = None
+
+
+class WorkOrder(ModelOrder):
     """The work that one device is asked to do. A device may have several orders, which it does one after the other.
 
     Attributes:
         order: its number, unlike any other's of the exchange.
-        payloads: tensor set -> index of its array in this message.
         group: tensor sets of one group are of the same tensors at the same coordinates, so that they may be added up.
-        digest: of the layouts of all tensor sets, both ways (`wildflower.messages.tensor_sets.digest`).
-        client_step: the client step of the method.
-        memory_bytes: what training may use; 0 for no limit but the device's own.
         after: the number of an earlier order of the device in this message, whose trained model this one reads.
         kept: the device keeps something since an earlier round, as far as the server knows; where nothing of it is
             left, or it cannot be read, it was lost.
-        frozen: the name of what is frozen of the sub-model (`wildflower.messages.frozen_parts.Part`); "" where nothing
-        is.
-        frozen_payload: index of the array with what the device lacks of it; None where it has it already.
         feedback: what rounding for the wire loses is kept, and added to what the device returns next. False where the
             sub-model's channels change every round, because the error would belong to other channels.
         masked_with: the devices, itself among them, whose sum is all that the server may see; it adds the masks that
@@ -151,51 +167,48 @@ class WorkOrder(_Model):
     """
 
     order: NonNegative
-    device: NonNegative
     tier: str
-    architecture: dict[str, Any]
-    payloads: dict[str, NonNegative]
     group: NonNegative
-    digest: str
-    client_step: StepReference
-    seed: NonNegative
-    memory_bytes: NonNegative
-    predicted_memory_bytes: NonNegative
     after: NonNegative | None = None
     kept: bool = False
-    frozen: Frozen = ""
-    frozen_payload: NonNegative | None = None
     feedback: bool = True
     masked_with: list[NonNegative] = Field(default_factory=list)
 
 
-class Batch(_Model):
-    """The work orders that one message carries to one node.
+class ToNode(_Model):
+    """The messages that carry orders to one node.
 
     Attributes:
         shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
-        norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
-        clip: where above 0, changes of at most this norm are added up in place of weights, every device counting alike.
-        wire: as what tensor sets travel (`wildflower.messages.encoding`). To a node of many devices they come in full.
-        The node rounds
-            each simulated device's tensor sets as sending would.
-        each_by_itself: the node adds nothing up: the server wants every device's tensor sets by themselves.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
-        oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, so that devices keep what
-            such a run needs; None: only that of the round before.
     """
 
     run: str
     round: NonNegative
+    shared_process: bool
+    state_dir: str = ""
+
+
+class Batch(ToNode):
+    """The work orders that one message carries to one node.
+
+    Attributes:
+        norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
+        clip: where above 0, changes of at most this norm are added up in place of weights, every device counting alike.
+        wire: as what tensor sets travel (`wildflower.messages.encoding`). To a node of many devices they come in full.
+            The node rounds each simulated device's tensor sets as sending would.
+        each_by_itself: the node adds nothing up: the server wants every device's tensor sets by themselves.
+        oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, so that devices keep what
+            such a run needs; None: only that of the round before.
+    """
+
     task: dict[str, Any]
     family: dict[str, Any]
     training: LocalTraining
-    shared_process: bool
     wire: Wire = "float32"
     each_by_itself: bool = False
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    state_dir: str = ""
     oldest_checkpoint: NonNegative | None = None
     orders: list[WorkOrder] = Field(min_length=1)
 
@@ -206,8 +219,7 @@ class Update(_Model):
     Attributes:
         order: the number of that order.
         outcome: "trained", or "refused: why" (by the device, before or while training), or "failed: why".
-        payloads: tensor set -> index of its array in this message; tensor sets that were added to a sum are not among
-        them.
+        payloads: tensor set -> index of its array in this message, of those that were not added to a sum.
         seconds: wall time of the work on the device.
         measured_memory_bytes: peak memory above what the process held before the work; None where nothing was trained
             and in a simulation, where the devices of one process share its allocator.
@@ -300,13 +312,9 @@ class KeyOrder(_Model):
     confirmed: list[Confirmation] = Field(default_factory=list)
 
 
-class KeyBatch(_Model):
+class KeyBatch(ToNode):
     """Steps of secure aggregation that one message carries to one node."""
 
-    run: str
-    round: NonNegative
-    shared_process: bool
-    state_dir: str = ""
     orders: list[KeyOrder] = Field(min_length=1)
 
 
@@ -342,41 +350,28 @@ class KeyReply(_Model):
     answers: list[KeyAnswer] = Field(max_length=MAX_ORDERS, fail_fast=True)
 
 
-class EvaluationOrder(_Model):
+class EvaluationOrder(ModelOrder):
     """One model to score on one device, which first trains it where the batch says so.
 
     data: the device's own test shard, or the test set of the whole task.
-    payloads, digest, client_step, seed, memory_bytes, predicted_memory_bytes, frozen, frozen_payload: as in a work
-    order.
     """
 
-    device: NonNegative
-    architecture: dict[str, Any]
-    payloads: dict[str, NonNegative]
-    digest: str
     data: Literal["shard", "test set"]
-    client_step: StepReference
     seed: NonNegative = 0
     memory_bytes: NonNegative = 0
     predicted_memory_bytes: NonNegative = 0
-    frozen: Frozen = ""
-    frozen_payload: NonNegative | None = None
 
 
-class EvaluationBatch(_Model):
+class EvaluationBatch(ToNode):
     """The evaluation orders that one message carries to one node.
 
     training: what every device does with the model before it is scored; its result is scored and forgotten.
     """
 
-    run: str
-    round: NonNegative
     task: dict[str, Any]
     family: dict[str, Any]
     batch_size: Positive
     training: LocalTraining | None = None
-    shared_process: bool
-    state_dir: str = ""
     orders: list[EvaluationOrder] = Field(min_length=1)
 
 

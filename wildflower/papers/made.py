@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from wildflower.plugins.extras import needed
+
 NOISE = 40
 WORDS = ("film", "book", "plot", "play", "scene", "actor", "story", "music", "sound", "light", "stage", "song")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -46,8 +48,9 @@ def can_make(task: str) -> bool:
 
 
 def _parquet(file: Path, columns: Mapping[str, Sequence[object]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with needed("datasets", "made data in the hub's format"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), file)
@@ -90,7 +93,8 @@ def _idx(folder: Path, train: int, test: int) -> None:
 
 
 def _svhn(folder: Path, train: int, test: int) -> None:
-    from scipy.io import savemat
+    with needed("scipy", "made data in MATLAB's format"):
+        from scipy.io import savemat
 
     for seed, (split, count) in enumerate((("train", train), ("test", test))):
         made, labels = images(count, 10, (32, 32, 3), seed)
@@ -106,7 +110,8 @@ def _stl10(folder: Path, train: int, test: int) -> None:
 
 
 def _unimib(folder: Path, train: int, test: int) -> None:
-    from scipy.io import savemat
+    with needed("scipy", "made data in MATLAB's format"):
+        from scipy.io import savemat
 
     count = train + test
     made, labels = images(count, 8, (3 * 151,), 0)
@@ -117,8 +122,9 @@ def _unimib(folder: Path, train: int, test: int) -> None:
 
 def write_tokenizer(folder: Path) -> Path:
     """Write a tokenizer of whole words, as BERT's, in a folder of Hugging Face's, and return the folder."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
+    with needed("transformers", "a tokenizer"):
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: number for number, token in enumerate((*SPECIAL, *WORDS))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))

@@ -235,7 +235,9 @@ def _read_parquet(file: Path) -> Any:
 def _decode(repository: Repository, open_split: Callable[[str], Dataset]) -> DataSet:
     rows = open_split("train")
     train = _examples(rows, repository)
-    sources = None if repository.natural_id is None else _column(rows, repository.natural_id, repository)
+    sources = None
+    if repository.natural_id is not None:
+        sources = np.array([row[repository.natural_id] for row in _columns(rows, repository, repository.natural_id)])
     if repository.held_out:
         for_test = stratified_test(train.labels, repository.held_out)
         test = Data(train.inputs[for_test], train.labels[for_test])
@@ -249,41 +251,31 @@ def _decode(repository: Repository, open_split: Callable[[str], Dataset]) -> Dat
     return make_data_set(train, test, natural_ids=torch.from_numpy(numbered))
 
 
-def _column(rows: Dataset, column: str, repository: Repository) -> np.ndarray:
-    _require_column(rows, column, repository)
-    return np.asarray(rows.select_columns(column).with_format("arrow")[:].column(column).to_pylist())
-
-
-def _require_column(rows: Dataset, column: str, repository: Repository) -> None:
-    if column not in rows.column_names:
-        raise ValueError(f"the copy of {repository.path} has no column '{column}', only {', '.join(rows.column_names)}")
+def _columns(rows: Dataset, repository: Repository, *columns: str) -> Iterator[dict[str, Any]]:
+    """Yield some columns of each row, a thousand at a time, with images as files; ValueError if there is no such."""
+    for column in columns:
+        if column not in rows.column_names:
+            there = ", ".join(rows.column_names)
+            raise ValueError(f"the copy of {repository.path} has no column '{column}', only {there}")
+    for table in rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=1000):
+        yield from table.to_pylist()
 
 
 def _examples(rows: Dataset, repository: Repository) -> Data:
-    _require_column(rows, repository.image, repository)
-    _require_column(rows, repository.label, repository)
     images: Tensor | None = None
     labels = torch.empty(len(rows), dtype=torch.int64)
-    for position, (encoded, label) in enumerate(_encoded(rows, repository)):
-        image = _decode_image(encoded, repository, position)
+    for position, row in enumerate(_columns(rows, repository, repository.image, repository.label)):
+        image = _decode_image(row[repository.image]["bytes"], repository, position)
         if images is None:
             images = torch.empty((len(rows), *image.shape), dtype=torch.uint8)
         if image.shape != images.shape[1:]:
             raise ValueError(
                 f"{repository.path}: image {position} is {tuple(image.shape)}, the first is {tuple(images.shape[1:])}"
             )
-        images[position], labels[position] = image, label
+        images[position], labels[position] = image, row[repository.label]
     if images is None:
         raise ValueError(f"{repository.path}: a split has no examples")
     return Data(images, labels)
-
-
-def _encoded(rows: Dataset, repository: Repository) -> Iterator[tuple[bytes, int]]:
-    """Return the bytes of each image file with its label, a thousand at a time."""
-    for table in rows.with_format("arrow").iter(batch_size=1000):
-        labels = table.column(repository.label).to_pylist()
-        for image, label in zip(table.column(repository.image).to_pylist(), labels, strict=True):
-            yield image["bytes"], label
 
 
 def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tensor:

@@ -34,7 +34,7 @@ from wildflower.tasks.decoding import decoded
 from wildflower.tasks.device_data import OwnArguments, made, renamed
 from wildflower.tasks.hub import existing_folder, import_datasets
 from wildflower.tasks.remarks import Remarks, in_words, joined
-from wildflower.tasks.rows import as_name, check_columns, files_behind, rows_of, saved
+from wildflower.tasks.rows import as_name, check_columns, files_behind, named_rows, rows_of, saved
 
 DARK = "images have no value above 15 of 255: scans of 12 bits must be scaled to 16 before they are saved"
 SEVERAL = "images have several frames or pages, of which the first alone is read"
@@ -182,18 +182,15 @@ def _named(folder: Path, file: Path) -> list[Listed]:
 
 def _saved(folder: Path) -> list[Listed]:
     """Return the images of a data set that `save_to_disk` of `datasets` wrote."""
-    rows = import_datasets().load_from_disk(str(folder))
-    for column in ("image", "label"):
-        if column not in rows.column_names:
-            raise ValueError(f"{folder}: no column {column!r}, there are {', '.join(map(repr, rows.column_names))}")
-    names = getattr(rows.features["label"], "names", None)
-    table = rows.with_format("arrow")[:]
-    labels = table.column("label").to_pylist()
-    labels = labels if names is None else [names[label] for label in labels]
-    return [
-        Listed(f"{folder}, image {number}", label if isinstance(label, float) else str(label), partial(_bytes, image))
-        for number, (image, label) in enumerate(zip(table.column("image").to_pylist(), labels, strict=True))
-    ]
+    datasets, found = import_datasets(), []
+    rows = datasets.load_from_disk(str(folder))
+    if "image" in rows.column_names:
+        rows = rows.cast_column("image", datasets.Image(decode=False))
+    for number, row in named_rows(rows, f"{folder}, image "):
+        check_columns(row, ("image", "label"), folder, number, ", image ")
+        label = row["label"] if isinstance(row["label"], float) else str(row["label"])
+        found.append(Listed(f"{folder}, image {number}", label, partial(_bytes, row["image"])))
+    return found
 
 
 def _bytes(image: object) -> bytes:

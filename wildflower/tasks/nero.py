@@ -101,11 +101,7 @@ def read_sentences(file: Path) -> dict[str, Texts]:
     for key, (place, words) in sentences.items():
         tags, lost = tag_words(words, [mention for mention in mentions[key] if mention[1] in known])
         missed += lost
-        texts = found.setdefault(key[0], Texts())
-        texts.places.append(place)
-        texts.texts.append(words)
-        texts.labels.append(tags)
-        texts.sources.append(f"{int(key[0]):09d}")
+        found.setdefault(key[0], Texts()).add(place, words, tags, f"{int(key[0]):09d}")
     if not found:
         raise ValueError(f"{file}: no sentence of a set whose name begins with {SETS}")
     log.info("nero: %s of %s mentions are not in their sentence, or within another", missed, counts.total())

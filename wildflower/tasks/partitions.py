@@ -147,7 +147,12 @@ class _DealtOrDrawn(Partition, ABC):
                 "use fewer devices, or set examples-per-device and let devices share examples"
             )
         if drawn is None:
-            self._index = self.dealt()
+            # The index file of any partition goes by the classes, where there are any.
+            by_class = data.train.label_kind == "classes"
+            column = data.train.labels.numpy() if by_class else np.zeros(examples, dtype=np.int64)
+            kept = {"devices": settings.devices, "seed": settings.seed}
+            alpha = {"alpha": float(settings.alpha)} if self.by_class else {}
+            self._index = kept_index(settings.partition, column, settings.devices, self.dealt, **kept, **alpha)
 
     @abstractmethod
     def dealt(self) -> Index:
@@ -172,17 +177,7 @@ class Iid(_DealtOrDrawn):
 
     @override
     def dealt(self) -> Index:
-        settings, labels = self.settings, self.data.train.labels
-        # The index file goes by the classes too, where there are any.
-        column = labels.numpy() if self.data.train.label_kind == "classes" else np.zeros(len(labels), dtype=np.int64)
-        return kept_index(
-            "iid",
-            column,
-            settings.devices,
-            lambda: iid(len(column), settings.devices, settings.seed),
-            devices=settings.devices,
-            seed=settings.seed,
-        )
+        return iid(len(self.data.train), self.settings.devices, self.settings.seed)
 
     @override
     def drawn(self, device: int, examples: int) -> np.ndarray:
@@ -197,16 +192,8 @@ class Dirichlet(_DealtOrDrawn):
 
     @override
     def dealt(self) -> Index:
-        settings, labels = self.settings, self.data.train.labels.numpy()
-        return kept_index(
-            "dirichlet",
-            labels,
-            settings.devices,
-            lambda: dirichlet(labels, settings.alpha, settings.devices, settings.seed),
-            devices=settings.devices,
-            seed=settings.seed,
-            alpha=float(settings.alpha),
-        )
+        settings = self.settings
+        return dirichlet(self.data.train.labels.numpy(), settings.alpha, settings.devices, settings.seed)
 
     @override
     def drawn(self, device: int, examples: int) -> np.ndarray:

@@ -103,12 +103,8 @@ def read_sentences(name: str, content: bytes, domain: str, arguments: SentimentA
                 f"{name}:{number}: must be a number, a rating from -4 to 4 and a sentence, with tabs between"
             ) from None
         limit = arguments.neutral
-        found.places.append(f"{name}:{number}")
-        found.texts.append(sentence)
-        found.sources.append(domain)
-        found.labels.append(
-            rating if arguments.labels == "numbers" else CLASSES[1 + (rating > limit) - (rating < -limit)]
-        )
+        label = rating if arguments.labels == "numbers" else CLASSES[1 + (rating > limit) - (rating < -limit)]
+        found.add(f"{name}:{number}", sentence, label, domain)
     found.check(arguments.labels, name)
     return found
 

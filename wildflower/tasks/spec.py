@@ -187,21 +187,7 @@ def check_own(name: str) -> None:
 
 def load_data_set(name: str, data_dir: str, arguments: TaskArguments | None) -> DataSet:
     """Return the data of a task by its name; errors as those of `load_task`."""
-    kind = kind_of(name)
-    given = (data_dir,) if arguments is None else (data_dir, arguments)
-    if not is_reference(name):
-        return kind.load(*given)
-    try:
-        data = kind.load(*given)
-    except (OSError, ValueError):
-        raise  # which say what is wrong with the data
-    except Exception as error:
-        raise PluginError(f"the data of {name} cannot be loaded: {one_sentence(error)}") from error
-    if not isinstance(data, DataSet):
-        raise PluginError(
-            f"the function `load` of {name} must return a wildflower.tasks.data.DataSet, not {type(data)}"
-        )
-    return data
+    return _read(name, "load", kind_of(name).load, data_dir, arguments)
 
 
 def own_data(spec: TaskSpec, folder: str) -> DataSet:
@@ -209,16 +195,26 @@ def own_data(spec: TaskSpec, folder: str) -> DataSet:
     read = kind_of(spec.name).own
     assert read is not None  # the spec has seen to it
     try:
-        data = read(folder) if spec.arguments is None else read(folder, spec.arguments)
+        return _read(spec.name, "own", read, folder, spec.arguments)
     except (OSError, ValueError) as error:
         raise UnfitError(str(error)) from error
+
+
+def _read(
+    name: str, function: str, read: Callable[..., DataSet], folder: str, arguments: TaskArguments | None
+) -> DataSet:
+    """Return what a reader of a task gives; PluginError if one from outside fails without saying what is wrong."""
+    try:
+        data = read(folder) if arguments is None else read(folder, arguments)
+    except (OSError, ValueError):
+        raise  # which say what is wrong with the data
     except Exception as error:
-        if not is_reference(spec.name):
+        if not is_reference(name):
             raise
-        raise UnfitError(f"the data of {spec.name} cannot be read: {one_sentence(error)}") from error
+        raise PluginError(f"the data of {name} cannot be loaded: {one_sentence(error)}") from error
     if not isinstance(data, DataSet):
-        raise UnfitError(
-            f"the function `own` of {spec.name} must return a wildflower.tasks.data.DataSet, not {type(data)}"
+        raise PluginError(
+            f"the function `{function}` of {name} must return a wildflower.tasks.data.DataSet, not {type(data)}"
         )
     return data
 

@@ -73,6 +73,14 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def add(self, place: str, text: Any, label: Any, source: str = "") -> None:
+        """Add a text that has no second one."""
+        self.places.append(place)
+        self.texts.append(text)
+        self.labels.append(label)
+        if source:
+            self.sources.append(source)
+
     def picked(self, numbers: Sequence[int]) -> Texts:
         """Some of the texts."""
         lists = (self.places, self.texts, self.labels, self.pairs, self.sources)

@@ -130,9 +130,7 @@ def read_authors(file: Path, classes: Literal["fine", "coarse"]) -> Texts:
         coarse, colon, fine = label.partition(":")
         if not (coarse and colon and fine):
             raise ValueError(f"{file}:{number}: begins with {label[:40]!r}, and not with a class such as NUM:dist")
-        found.places.append(f"{file}:{number}")
-        found.texts.append(text)
-        found.labels.append(coarse if classes == "coarse" else label)
+        found.add(f"{file}:{number}", text, coarse if classes == "coarse" else label)
     found.check("classes", file)
     return found
 
@@ -145,8 +143,6 @@ def read_package(file: Path) -> Texts:
             raise ValueError(
                 f"{file}:{number}: must be a text and a class such as ABBR:exp, found {list(row.values())}"
             )
-        found.places.append(f"{file}:{number}")
-        found.texts.append(row["text"])
-        found.labels.append(FINE[row["label"]])
+        found.add(f"{file}:{number}", row["text"], FINE[row["label"]])
     found.check("classes", file)
     return found

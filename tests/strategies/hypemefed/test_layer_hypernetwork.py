@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from benchmarks.hypemefed.hypernetworks import FullHypernetwork
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
-    FullHypernetwork,
     LowRankHypernetwork,
     Reading,
     as_matrix,

@@ -8,18 +8,16 @@ from benchmarks.recipfl.recipfl_controls import ClassifierConditioned, OfClients
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
 from wildflower.strategies.recipfl.graph import Node, graph_of
-from wildflower.strategies.recipfl.graph_hypernetwork import (
+from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams
+from wildflower.strategies.recipfl.tensor_coders import (
     DIGEST,
     Decoder,
-    Hypernetwork,
     ParameterEncoder,
-    Request,
-    ShapeParams,
-    _tiles,
     digest,
     digests,
     normalized,
     tiled,
+    tiles_of,
 )
 
 torch.set_num_threads(1)
@@ -303,11 +301,11 @@ def test_a_decoder_makes_only_what_some_tensor_has_of_it():
 def test_what_a_tensor_has_of_a_tile_is_not_0():
     """Also where channels are bounded, and tensors behind a flatten have more inputs."""
     nodes = [Node("linear weight", "a", (4, 32), positions=8), Node("linear weight", "b", (16, 20))]
-    decoder = Decoder(3, 4, _tiles("linear weight", nodes, 4))
+    decoder = Decoder(3, 4, tiles_of("linear weight", nodes, 4))
     assert decoder.tile == (4, 32)
     nodes.append(Node("linear weight", "c", (3, 64), positions=16))
     nodes[0] = Node("linear weight", "a", (2, 32), positions=8)
-    decoder = Decoder(3, 4, _tiles("linear weight", nodes, 4))
+    decoder = Decoder(3, 4, tiles_of("linear weight", nodes, 4))
     tile = decoder(torch.rand(1, 3))[0]
     for node in nodes:
         assert tiled(tile, node.shape, node.positions).ne(0).all()
