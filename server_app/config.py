@@ -254,9 +254,9 @@ class RunConfig(Params):
     )
     statistics: Statistics = Field(default_factory=Statistics)
     deliver: Literal["largest", "best"] = Field(
-        "largest",
-        description="Model by which a device counts in the delivered score: largest, which is the one that it would be "
-        "assigned, or best, which is the best on held-out examples of all that fit it (docs/scores.md)",
+        "best",
+        description="Model by which a device counts in the delivered score: the best on held-out examples of all that "
+        "fit it (best), or the one that it would be assigned (largest; docs/scores.md)",
     )
     personal: Personal = Field(default_factory=Personal)
     output_dir: str = Field(
