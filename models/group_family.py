@@ -109,3 +109,13 @@ class GroupFamily(Family):
             group: Channels(group, kept, full)
             for (group, full), kept in zip(self.groups.items(), arch.widths, strict=True)
         }
+
+
+def cut_by_groups(family: Family, who: str) -> GroupFamily:
+    """Return the family, for what reads channel groups; ValueError if it has none."""
+    if not isinstance(family, GroupFamily):
+        raise ValueError(
+            f"{who} needs a family that is cut by channel groups, such as resnet18 or a module of yours without levels "
+            f"(docs/families.md), and {family.name} is not one"
+        )
+    return family

@@ -74,6 +74,13 @@ AnyAxis = Axis | Joined | Window | None
 """What is known of one dimension of a tensor."""
 
 
+def groups_of(axis: AnyAxis) -> set[str]:
+    """Return the channel groups of a dimension."""
+    if isinstance(axis, Joined):
+        return {group for group, *_ in axis.stretches if group}
+    return {axis.group} if isinstance(axis, Axis) else set()
+
+
 def kept_channels(full: int, rate: float, rounding: Callable[[float], int] = math.ceil) -> int:
     """Return how many of `full` channels a width rate keeps, at least 1."""
     return max(1, rounding(round(rate * full, 9)))  # a hair's breadth of rounding error adds and loses no channel

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily
+from wildflower.models.block_family import described
 from wildflower.models.cost import (
     CONVOLUTION_KERNEL_BYTES,
     FLOAT_BYTES,
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a block costs, bytes for a whole batch; peaks are relative to what is live before the block.
+    """Costs of a block, bytes for a whole batch; peaks are relative to what is live before the block.
 
     Attributes:
         parameters: Entries.
@@ -118,8 +118,9 @@ def profile(piece: Piece, batch_size: int, *, piling: bool = True) -> Profile:
     )
 
 
-def pieces(family: BlockFamily, arch: Architecture) -> list[Piece]:
+def pieces(family: Family, arch: Architecture) -> list[Piece]:
     """Return the blocks of an architecture with their surroundings, in order of computation."""
+    family = described(family, "a search along the chain of blocks (searcher = 'exact', or by the balanced criterion)")
     found = []
     shape, first, held = family.input_shape, True, True
     for block in family.blocks(arch):
@@ -135,7 +136,7 @@ def pieces(family: BlockFamily, arch: Architecture) -> list[Piece]:
 
 @dataclass(frozen=True)
 class Frame:
-    """What surrounds the blocks of a family in a training step, in bytes, at a batch size and with an optimizer.
+    """Memory around the blocks of a family in a training step, in bytes, at a batch size and with an optimizer.
 
     Attributes:
         batch_bytes: Inputs and labels.

@@ -13,7 +13,7 @@ import numpy as np
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily, described
+from wildflower.models.group_family import GroupFamily, cut_by_groups
 from wildflower.plugins.nearest import nearest_part
 
 
@@ -58,7 +58,7 @@ class Space:
     System-Heterogeneous Federated Learning through Dynamic Model Search".
     """
 
-    family: BlockFamily
+    family: GroupFamily
     choices: tuple[Choice, ...]
     kernels: tuple[KernelChoice, ...] = ()
     floors: tuple[Floor, ...] = ()
@@ -88,7 +88,7 @@ class Space:
         Raises:
             ValueError: what is impossible, and of which layer.
         """
-        family = described(family, "a search space")
+        family = cut_by_groups(family, "a search space")
         inside = {group for groups in family.removable.values() for group in groups}
         layers = {group: (group,) for group in family.groups if group not in inside} | dict(family.removable)
         sides = {f"{kernel}.kernel": kernel for kernel in family.kernels}
@@ -332,7 +332,7 @@ def _by_name(
     return found
 
 
-def _check_distinct(choice: Choice, family: BlockFamily) -> None:
+def _check_distinct(choice: Choice, family: GroupFamily) -> None:
     """Raise ValueError where two shares that were given for a layer by its name keep the same channels of it."""
     sizes = [family.groups[group] for group in choice.groups]
     by_channels: dict[tuple[int, ...], float] = {}
@@ -346,7 +346,7 @@ def _check_distinct(choice: Choice, family: BlockFamily) -> None:
         by_channels[channels] = share
 
 
-def _floors(family: BlockFamily, min_blocks: int) -> tuple[Floor, ...]:
+def _floors(family: GroupFamily, min_blocks: int) -> tuple[Floor, ...]:
     """Return what `min_blocks` means for each stack of a family, beside the blocks that always stay."""
     if min_blocks < 1:
         raise ValueError(f"space: at least 1 block of a stack stays, not {min_blocks}")

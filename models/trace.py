@@ -41,7 +41,7 @@ aten = torch.ops.aten
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 # PyTorch's counter knows attention's kernels on GPUs only.
-_ATTENTION_ON_CPUS: Mapping[Any, Callable[..., int]] = {
+ATTENTION_ON_CPUS: Mapping[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: (
         lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
     ),
@@ -110,6 +110,7 @@ def follow(
     outputs: int,
     *,
     accumulates: bool = False,
+    following: Callable[[list[Tensor]], Storages] | None = None,
 ) -> Step:
     """Follow one training step with cross-entropy of a module on a batch.
 
@@ -117,6 +118,7 @@ def follow(
         build: makes the module, in training mode; called while tensors are fake.
         outputs: size of the second dimension of what the module returns.
         accumulates: a second pass is followed, in which the gradients of the first are there, as with micro-batches.
+        following: makes what follows the storages, of the tensors that are there before; `Storages` by default.
 
     Raises:
         ValueError: the module does not take such a batch, or returns something else.
@@ -126,8 +128,8 @@ def follow(
     with _without_onednn(), _errors_logged_once(), FakeTensorMode(allow_non_fake_inputs=True):  # constants of its file
         model = built(build).train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
-        storages = _Storages([*model.parameters(), *model.buffers()])
-        with storages, FlopCounterMode(display=False, custom_mapping=dict(_ATTENTION_ON_CPUS)) as counter:
+        storages = (following or Storages)([*model.parameters(), *model.buffers()])
+        with storages, FlopCounterMode(display=False, custom_mapping=dict(ATTENTION_ON_CPUS)) as counter:
             storages.hold(inputs)
             try:
                 results = outputs_of(model, inputs)
@@ -296,7 +298,7 @@ def _replaced(owner: type | ModuleType, name: str, function: Callable[..., Any])
             setattr(owner, name, before)
 
 
-class _Storages(TorchDispatchMode):
+class Storages(TorchDispatchMode):
     """Follows the bytes of all storages that operators make, from then until PyTorch lets go of them."""
 
     def __init__(self, fixed: list[Tensor]) -> None:
@@ -318,13 +320,14 @@ class _Storages(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.hold(tensor)
         if func is aten.convolution.default:
-            self._touch(before, _forward_copies(args[0], args[1], result))
+            self._touch(before, forward_copies(args[0], args[1], result))
             self.convolutions.add((tuple(args[0].shape[1:]), tuple(result.shape[1:]), args[1].shape[-1]))
         elif func is aten.convolution_backward.default:
-            self._touch(before, _backward_copies(*args[:3], strided=max(args[4]) > 1, first=not args[10][0]))
+            self._touch(before, backward_copies(*args[:3], strided=max(args[4]) > 1, first=not args[10][0]))
         return result
 
     def hold(self, tensor: Tensor) -> None:
+        """Count a tensor's storage from now on, if it is a new one, until it is let go of."""
         if tensor.layout is not torch.strided:  # a sparse one, which is a constant: no gradient of one is taken
             return
         storage = tensor.untyped_storage()
@@ -352,13 +355,13 @@ def _blocked_weight(weight: Tensor) -> int:
     return _blocked(weight) // weight.shape[0] * blocked(weight.shape[0])
 
 
-def _forward_copies(inputs: Tensor, weight: Tensor, result: Tensor) -> int:
+def forward_copies(inputs: Tensor, weight: Tensor, result: Tensor) -> int:
     """Return what a convolution holds while it runs forward, its result included."""
     read = 0 if inputs.shape[1] < CHANNEL_BLOCK else _blocked(inputs)
     return max(read + _blocked_weight(weight) + _blocked(result), _blocked(result) + result.nbytes)
 
 
-def _backward_copies(gradient: Tensor, inputs: Tensor, weight: Tensor, *, strided: bool, first: bool) -> int:
+def backward_copies(gradient: Tensor, inputs: Tensor, weight: Tensor, *, strided: bool, first: bool) -> int:
     """Return what a convolution holds while it runs backward, the gradients that it returns included."""
     passed = 0 if first else inputs.nbytes
     image = 0 if inputs.shape[1] <= 3 else _blocked(inputs)

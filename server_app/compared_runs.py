@@ -40,7 +40,7 @@ MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
 
 @dataclass(frozen=True)
 class Run:
-    """What is compared of one run.
+    """Figures of one run that are compared.
 
     Attributes:
         budgets: by tier, the most bytes of memory and of payload of its simulated devices; {} of real ones.
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """What its replicates have in common."""
+        """Return what its replicates have in common."""
         return json.dumps([self.row, self.experiment], sort_keys=True)
 
     @property
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def figure(self) -> float | None:
-        """What it is ranked by: the delivered score, or the final one where it has none."""
+        """Return what it is ranked by: the delivered score, or the final one where it has none."""
         return self.summary.final_score if self.summary.delivered_score is None else self.summary.delivered_score
 
     def first_at(self, target: float) -> RoundRecord | None:
@@ -110,7 +110,7 @@ class Group:
 
     @property
     def counts(self) -> bool:
-        """Whether it is compared with others: its devices can afford what it gives them."""
+        """Return whether it is compared with others: its devices can afford what it gives them."""
         return not any(run.summary.devices_beyond_budget for run in self.runs)
 
     @property
@@ -120,7 +120,7 @@ class Group:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is what others should be better than: one model that all devices can train."""
+        """Return whether it is what others should be better than: one model that all devices can train."""
         config = self.runs[0].config
         return config["strategy"] == "one-model" or (
             config["strategy"] == "fedavg" and config.get("fedavg.use") == "all-small"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily, described
+from wildflower.models.block_family import BlockFamily
+from wildflower.models.group_family import GroupFamily, cut_by_groups
 from wildflower.models.layers import Channels, TensorSpec
-from wildflower.models.placement import Axis, Coordinates, Select
+from wildflower.models.placement import AnyAxis, Axis, Coordinates, Joined, Select, groups_of
+from wildflower.models.traced.family import Traced
 
 MAX_GROUPS = 5  # An error names no more of them.
 
@@ -29,7 +31,7 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
     Raises ValueError for a group that no filters make, and for a family of several networks.
     """
     sizes = dict(family.groups)
-    if isinstance(family, BlockFamily):
+    if isinstance(family, GroupFamily):
         found = family.channels(family.full())
         if not all(channels.kept for channels in found.values()):
             raise ValueError(
@@ -37,12 +39,15 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
                 "of its members as the family"
             )
         sizes = {group: channels.full for group, channels in found.items()}
+    tables = family.embeddings if isinstance(family, Traced) else {}
     squares: dict[str, Tensor] = {}
     for name, spec in family.tensors(family.full()).items():
-        axis = spec.axes[0] if len(spec.axes) > 1 else None
-        if isinstance(axis, Axis) and axis.group in sizes:
-            rows = weights[name].to(torch.float64).square().reshape(sizes[axis.group], -1).sum(dim=1)
-            squares[axis.group] = squares[axis.group] + rows if axis.group in squares else rows
+        dimension = 1 if name in tables else 0  # a table of embeddings has a column per channel
+        axis = spec.axes[dimension] if len(spec.axes) > 1 else None
+        entries = weights[name].to(torch.float64).square().transpose(0, dimension)
+        for group, of_channels in _by_channel(axis, entries):
+            if group in sizes:
+                squares[group] = squares[group] + of_channels if group in squares else of_channels
     missing = [group for group in sizes if group not in squares]
     if missing:
         names = ", ".join(missing[:MAX_GROUPS])
@@ -52,6 +57,17 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
             "or vit-tiny"
         )
     return {group: square.sqrt() for group, square in squares.items()}
+
+
+def _by_channel(axis: AnyAxis, entries: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield each group of the first dimension, and the sums of what belongs to each of its channels."""
+    if isinstance(axis, Axis):
+        yield axis.group, entries.reshape(entries.shape[0] // axis.repeat, -1).sum(dim=1)
+    elif isinstance(axis, Joined):
+        sizes = [times * full * repeat for _, times, full, repeat in axis.stretches]
+        for (group, times, full, _), part in zip(axis.stretches, entries.split(sizes), strict=True):
+            if group:
+                yield group, part.reshape(times, full, -1).sum(dim=(0, 2))
 
 
 def strongest(norms: Mapping[str, Tensor]) -> Select:
@@ -67,17 +83,23 @@ def strongest(norms: Mapping[str, Tensor]) -> Select:
 
 
 def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
-    """The tensors of a network without its predictor, which is its last block, and the heads of early exits."""
-    blocks = described(family, "spatl").blocks(architecture)
+    """Return the tensors of a network without its predictor.
+
+    That is its last block, and the heads of early exits; of a user's module, what has an entry per class.
+    """
+    tensors = family.tensors(architecture)
+    if not isinstance(family, BlockFamily):
+        return {name: spec for name, spec in tensors.items() if not spec.of_classes}
+    blocks = family.blocks(architecture)
     predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
-    return {name: spec for name, spec in family.tensors(architecture).items() if not name.startswith(predictors)}
+    return {name: spec for name, spec in tensors.items() if not name.startswith(predictors)}
 
 
 def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Channels]:
     """The channel groups of the encoder, and what of each an architecture keeps."""
     axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
-    groups = {axis.group for axis in axes if isinstance(axis, Axis)}
-    found = described(family, "spatl").channels(architecture)
+    groups = {group for axis in axes for group in groups_of(axis)}
+    found = cut_by_groups(family, "spatl").channels(architecture)
     return {group: channels for group, channels in found.items() if group in groups}
 
 

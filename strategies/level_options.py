@@ -11,7 +11,7 @@ import numpy as np
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.block_family import BlockFamily
+from wildflower.models.group_family import GroupFamily
 from wildflower.models.space import Space
 from wildflower.strategies.ascent_search import AscentSearch
 from wildflower.strategies.search import ExactSearch
@@ -50,7 +50,7 @@ def searcher_of(
 
 
 def sizes_between(family: Family, widths: Sequence[float], depths: Sequence[float] = DEPTHS) -> list[Architecture]:
-    """What levels may be: cuts in width and in depth.
+    """Return what levels may be: cuts in width and in depth.
 
     Of a family that is cut in width these are `WIDTHS` widths between the smallest and the largest, and the given ones.
     Where it has stacks of blocks, they are also those widths with the first part of every stack alone (`depths`). Other
@@ -61,7 +61,7 @@ def sizes_between(family: Family, widths: Sequence[float], depths: Sequence[floa
         return named
     rates = dict.fromkeys([*widths, *np.geomspace(min(widths), max(widths), WIDTHS).tolist()])
     found = [family.width(rate) for rate in rates]
-    if isinstance(family, BlockFamily) and len(family.segments) == 1:
+    if isinstance(family, GroupFamily) and len(family.segments) == 1:
         for share in depths:
             without = [
                 block

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +26,10 @@ from wildflower.models.traced.program import Program
 
 if TYPE_CHECKING:
     from wildflower.models.trace import Step
+    from wildflower.models.traced.price import Recorded
 
+log = logging.getLogger("flwr")  # what Flower's own log is called
+PRECISION = 0.01
 NAME = "traced"
 
 
@@ -122,17 +127,18 @@ class Traced(GroupFamily):
 
     @override
     def build(self, arch: Architecture) -> Network:
-        return self._program(arch, without_memory=False)
+        self.validate(arch)
+        return without_gradients(self, self.program(arch.widths))
 
     @override
     def without_memory(self, arch: Architecture) -> Network:
-        return self._program(arch, without_memory=True)
-
-    def _program(self, arch: Architecture, *, without_memory: bool) -> Network:
         self.validate(arch)
+        return without_gradients(self, self.program(arch.widths, without_memory=True))
+
+    def program(self, widths: Sequence[int], *, without_memory: bool = False) -> Program:
+        """Return the program of any widths, also larger ones than the full model's."""
         static = self.norm == "static"
-        program = Program(self.read, arch.widths, static=static, scaler=self.scaler, without_memory=without_memory)
-        return without_gradients(self, program)
+        return Program(self.read, widths, static=static, scaler=self.scaler, without_memory=without_memory)
 
     @override
     def initial(self) -> dict[str, Tensor]:
@@ -158,16 +164,26 @@ class Traced(GroupFamily):
 
     @override
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-        step = _step(self, arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates)
-        return step.cost(batch_size, optimizer)
+        return self._step(arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates).cost(batch_size, optimizer)
 
     @override
     def convolutions(self, arch: Architecture) -> set[Convolution]:
-        return _step(self, arch, 2, accumulates=False).convolutions
+        return self._step(arch, 2, accumulates=False).convolutions
 
     def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
         """Return the shape of the answer for one example: (outputs,) or (outputs, positions)."""
-        return _step(self, arch, batch_size, accumulates=False).answer
+        return _followed(self, arch, batch_size, accumulates=False).answer
+
+    def _step(self, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
+        self.validate(arch)
+        left_out = tuple(number for number, width in enumerate(arch.widths) if not width)
+        recorded = _recorded(self, left_out, batch_size, accumulates=accumulates)
+        if recorded is None:
+            return _followed(self, arch, batch_size, accumulates=accumulates)
+        tensors = self.tensors(arch)
+        learned = [n for n in tensors if self.read.state[n].kind == "parameter" and not tensors[n].frozen]
+        parameters = sum(math.prod(tensors[n].shape) for n in tensors if self.read.state[n].kind != "buffer")
+        return replace(recorded.at(arch.widths, tensors, learned), parameters=parameters)
 
 
 def _axis(parts: list[Stretch], names: list[str], full: list[int]) -> Axis | Joined | None:
@@ -208,8 +224,33 @@ def _placement(family: Traced, arch: Architecture, select: Select) -> Placement:
 
 
 @lru_cache(maxsize=256)
-def _step(family: Traced, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
+def _followed(family: Traced, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
     from wildflower.models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
 
     shape, dtype = family.input_shape, family.input_dtype
     return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)
+
+
+@lru_cache(maxsize=64)
+def _recorded(family: Traced, left_out: tuple[int, ...], batch_size: int, *, accumulates: bool) -> Recorded | None:
+    """Return a step to play back in other widths; None if it is not that of the full width to a hundredth."""
+    from wildflower.models.traced.price import record
+
+    found = record(
+        family.read,
+        lambda widths: without_gradients(family, family.program(widths)),
+        left_out,
+        batch_size,
+        family.input_shape,
+        family.classes,
+        tokens=family.tokens,
+        accumulates=accumulates,
+    )
+    full = [0 if number in left_out else size for number, size in enumerate(family.groups.values())]
+    true = _followed(family, Architecture(tuple(full)), batch_size, accumulates=accumulates)
+    mine = found.at(full, {}, [])
+    close = all(abs(a - b) <= PRECISION * b for a, b in ((mine.peak_bytes, true.peak_bytes), (mine.flops, true.flops)))
+    if not close:
+        log.debug("%s and %s", (mine.peak_bytes, mine.flops), (true.peak_bytes, true.flops))
+        log.info("Prices of %s are found by following a step of each architecture, which takes longer", family.function)
+    return found if close else None

@@ -86,7 +86,7 @@ OTHERS = _names(
 )
 OPAQUE = _names(
     """
-    affine_grid_generator argsort bucketize cosine_similarity cross cumprod diagonal embedding_bag fft_fft
+    diff affine_grid_generator argsort bucketize cosine_similarity cross cumprod diagonal embedding_bag fft_fft
     fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 gather grid_sampler im2col col2im
     kthvalue linalg_inv linalg_matrix_exp linalg_norm linalg_solve logcumsumexp masked_scatter median meshgrid
     multinomial one_hot outer pixel_unshuffle real imag reflection_pad1d reflection_pad2d replication_pad1d

@@ -1,8 +1,10 @@
 """Modules that are cut by themselves: groups, sub-models, placements."""
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import own_traced
 import pytest
 import torch
@@ -14,7 +16,8 @@ from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.levels import Levels
 from wildflower.models.placement import chosen, leading, rolling
-from wildflower.models.traced.family import Traced
+from wildflower.models.trace import follow
+from wildflower.models.traced.family import Traced, _recorded
 from wildflower.models.weights import with_weights
 
 IMAGES = ("Dense", "Residual", "Separable", "Dense2", "Patches")
@@ -180,6 +183,21 @@ def test_a_cut_costs_less():
     assert small.parameters < large.parameters
     assert small.peak_training_memory_bytes < large.peak_training_memory_bytes
     assert large.parameters == sum(p.numel() for p in own_traced.Residual(7).parameters())
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_price_is_that_of_a_step_that_is_followed(name, accumulates):
+    """Memory, operations and convolutions of any widths come from one step, which is played back."""
+    family = family_of(name)
+    rng = np.random.default_rng(0)
+    for arch in (family.smallest(), family.sample(rng), family.full()):
+        shape, dtype = family.input_shape, family.input_dtype
+        step = follow(lambda: family.build(arch), 6, shape, dtype, 7, accumulates=accumulates)
+        found = family._step(arch, 6, accumulates=accumulates)
+        assert found.peak_bytes == pytest.approx(step.peak_bytes, rel=0.01)
+        assert replace(found, peak_bytes=0) == replace(step, peak_bytes=0)
+    assert _recorded(family, (), 6, accumulates=accumulates) is not None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from wildflower.models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMI
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
-from wildflower.models.trace import _Storages
+from wildflower.models.trace import Storages
 from wildflower.models.vit import VitTiny
 from wildflower.strategies.fitted_levels import below, fitted_levels
 from wildflower.strategies.level_options import sizes_between
@@ -258,7 +258,7 @@ def traced_bytes(family, levels, batch_size, optimizer, micro_batches):
     """What a step of the client step holds at most, by following its tensors; with compiled code, weights and state."""
     with FakeTensorMode():
         model = family.build(levels[0]).train()
-        storages = _Storages(list(model.parameters()))
+        storages = Storages(list(model.parameters()))
         inputs = torch.zeros(batch_size, *family.input_shape)
         local = LevelTraining(lower=tuple(levels[1:]))
         with storages:

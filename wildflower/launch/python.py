@@ -271,7 +271,7 @@ def _how_to_go_on(folder: Path, name: str, rounds: int) -> str:
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """What a run has left so far: one from `run`, from the command, or from real devices.
+    """Return what a run has left so far: one from `run`, from the command, or from real devices.
 
     Raises:
         JournalError: the folder holds no run.

@@ -1,0 +1,260 @@
+"""What the sub-models of a traced module cost, from one training step that is followed with widths that are primes.
+
+The operators of a step and their order are the same in every width; sizes are products of widths. So the step is
+followed once, on tensors without memory, with a prime as the width of each group. The bytes of each storage then say of
+which widths they are a product, and an architecture is priced by playing back what is allocated and freed when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from wildflower.models.layers import TensorSpec
+from wildflower.models.network import Network
+from wildflower.models.trace import ATTENTION_ON_CPUS, Step, Storages, backward_copies, follow, forward_copies
+from wildflower.models.traced.graph import Graph
+
+aten = torch.ops.aten
+COUNTED = {**flop_registry, **{name: shape_wrapper(count) for name, count in ATTENTION_ON_CPUS.items()}}
+FIRST_PRIME = 1_000_003  # larger than what else is multiplied
+
+
+@dataclass(frozen=True)
+class Product:
+    """A number that grows with widths: a factor, times sums of products of widths."""
+
+    factor: int
+    sums: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+    def at(self, widths: Sequence[int]) -> int:
+        """Return the number for some widths."""
+        found = self.factor
+        for terms in self.sums:
+            found *= sum(factor * math.prod(widths[number] for number in numbers) for factor, *numbers in terms)
+        return found
+
+
+@dataclass
+class Copies:
+    """What a convolution takes inside of it: the shapes of what it reads and makes, forward or backward."""
+
+    shapes: tuple[tuple[Product, ...], ...]
+    backward: bool
+    strided: bool = False
+    first: bool = False
+
+    def at(self, widths: Sequence[int]) -> int:
+        """Return the bytes for some widths."""
+        with torch.device("meta"):
+            tensors = [torch.empty([size.at(widths) for size in shape]) for shape in self.shapes]
+        if self.backward:
+            return backward_copies(*tensors, strided=self.strided, first=self.first)
+        return forward_copies(*tensors)
+
+
+class Recorder(Storages):
+    """Follows a step with primes for widths, and notes what is allocated and freed when."""
+
+    def __init__(self, fixed: list[Tensor], factors: Factors) -> None:
+        super().__init__(fixed)
+        self.factors = factors
+        self.numbers: dict[int, int] = {}  # storage -> its number
+        self.events: list[tuple[int, Product | Copies | None]] = []
+        self.flops: list[Product] = []
+        self.made: set[tuple[tuple[Product, ...], tuple[Product, ...], int]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the convolution behind which its result is held."""
+        at = len(self.events)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        counted = COUNTED.get(func._overloadpacket)
+        if counted is not None:
+            self.flops.append(self.factors.of(counted(*args, **(kwargs or {}), out_val=result)))
+        if func is aten.convolution.default:
+            shapes = [self._shape(tensor) for tensor in (args[0], args[1], result)]
+            self.events.insert(at, (-1, Copies(tuple(shapes), backward=False)))
+            self.made.add((shapes[0][1:], shapes[2][1:], args[1].shape[-1]))
+        elif func is aten.convolution_backward.default:
+            shapes = [self._shape(tensor) for tensor in args[:3]]
+            copies = Copies(tuple(shapes), backward=True, strided=max(args[4]) > 1, first=not args[10][0])
+            self.events.insert(at, (-1, copies))
+        return result
+
+    def hold(self, tensor: Tensor) -> None:
+        """See `Storages.hold`."""
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        is_new = storage._cdata not in self._known
+        super().hold(tensor)
+        if is_new:
+            self.numbers[storage._cdata] = len(self.events)
+            self.events.append((len(self.events), self.factors.of(storage.nbytes())))
+
+    def _release(self, key: int, size: int) -> None:
+        super()._release(key, size)
+        self.events.append((self.numbers.pop(key), None))
+
+    def _shape(self, tensor: Tensor) -> tuple[Product, ...]:
+        return tuple(self.factors.of(size) for size in tensor.shape)
+
+
+class Factors:
+    """Reads of a number which widths it is a product of."""
+
+    def __init__(self, graph: Graph) -> None:
+        primes = _primes(len(graph.groups))
+        self.primes = primes
+        sums = {tuple(sorted(terms)) for terms in _sums(graph)}
+        values = {terms: sum(t[0] * math.prod(primes[n] for n in t[1:]) for t in terms) for terms in sums}
+        single = {((1, number),): prime for number, prime in enumerate(primes)}
+        # Sums come first: a prime divides none of them but by chance.
+        self.known = dict(sorted(values.items(), key=lambda entry: -entry[1])) | single
+
+    def of(self, value: int) -> Product:
+        """Return the product that a number is."""
+        found: list[tuple[tuple[int, ...], ...]] = []
+        for terms, size in self.known.items():
+            while value >= FIRST_PRIME and value % size == 0:
+                value //= size
+                found.append(terms)
+        for terms in found if value >= FIRST_PRIME else ():
+            more, rest = divmod(value, self.known[terms])
+            if (
+                len(terms) == 1 and max(more, rest) < FIRST_PRIME
+            ):  # such as PyTorch's count of a convolution with groups
+                return Product(1, (*found, ((more, *terms[0][1:]), (rest,))))
+        return Product(value, tuple(found))
+
+
+def _sums(graph: Graph) -> list[tuple[tuple[int, ...], ...]]:
+    """Return the sizes of a graph that are sums of several widths."""
+    found: list[list[tuple[int, ...]]] = []
+    for tensor in graph.state.values():
+        for parts in tensor.dimensions:
+            found.append([(p.before * p.after, *([p.group] if p.group >= 0 else [])) for p in parts])
+    for node in (*graph.training, *graph.evaluation):
+        found += [[tuple(term) for term in size] for size in _sizes(node.args)]
+        found += [[tuple(term) for term in node.scaled]] if node.scaled else []
+    merged = []
+    for terms in found:
+        by_groups: dict[tuple[int, ...], int] = {}
+        for factor, *numbers in terms:
+            by_groups[tuple(numbers)] = by_groups.get(tuple(numbers), 0) + factor
+        if len(by_groups) > 1 and not any(-1 in numbers for numbers in by_groups):
+            common = math.gcd(*by_groups.values())
+            merged.append(tuple((factor // common, *numbers) for numbers, factor in by_groups.items()))
+    return merged
+
+
+def _sizes(value: Any) -> list[list[list[int]]]:
+    if isinstance(value, dict):
+        return [value["s"]] if "s" in value else []
+    return [size for inner in value for size in _sizes(inner)] if isinstance(value, list) else []
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A step that was followed with primes, to be played back in other widths.
+
+    Attributes:
+        step: as it was followed.
+        share: of its operations that count: those of a first pass, of the examples that were asked for.
+        constant_bytes: of what is in no state.
+    """
+
+    step: Step
+    events: list[tuple[int, Product | Copies | None]]
+    flops: list[Product]
+    convolutions: set[tuple[tuple[Product, ...], tuple[Product, ...], int]]
+    share: Fraction
+    constant_bytes: int
+
+    def at(self, widths: Sequence[int], tensors: Mapping[str, TensorSpec], learned: Collection[str]) -> Step:
+        """Return the step of an architecture.
+
+        Args:
+            widths: kept channels of every group.
+            tensors: of its state; parameters are those that are no statistics.
+            learned: names of those that have gradients.
+        """
+        live = peak = 0
+        sizes: dict[int, int] = {}
+        for number, what in self.events:
+            if isinstance(what, Copies):
+                peak = max(peak, live + what.at(widths))
+            elif what is None:
+                live -= sizes.pop(number)
+            else:
+                sizes[number] = what.at(widths)
+                live += sizes[number]
+                peak = max(peak, live)
+        entries = {name: math.prod(spec.shape) for name, spec in tensors.items()}
+        state_bytes = sum(entries[name] * spec.dtype.itemsize for name, spec in tensors.items())
+        convolutions = {
+            (tuple(size.at(widths) for size in read), tuple(size.at(widths) for size in made), kernel)
+            for read, made, kernel in self.convolutions
+        }
+        return replace(
+            self.step,
+            peak_bytes=peak,
+            trained=sum(entries[name] for name in learned),
+            largest=max((entries[name] for name in learned), default=0),
+            state_bytes=state_bytes,
+            held_bytes=state_bytes + self.constant_bytes,
+            flops=int(self.share * sum(product.at(widths) for product in self.flops)),
+            convolutions=convolutions,
+        )
+
+
+def record(
+    graph: Graph,
+    build: Callable[[Sequence[int]], Network],
+    left_out: Collection[int],
+    batch_size: int,
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    tokens: bool,
+    accumulates: bool,
+) -> Recorded:
+    """Return a step followed with a prime for the width of each group.
+
+    Args:
+        build: makes the program of some widths.
+        left_out: groups that are 0.
+    """
+    factors = Factors(graph)
+    widths = [0 if number in left_out else prime for number, prime in enumerate(factors.primes)]
+    recorders: list[Recorder] = []
+
+    def following(fixed: list[Tensor]) -> Storages:
+        recorders.append(Recorder(fixed, factors))
+        return recorders[-1]
+
+    dtype = torch.int64 if tokens else torch.float32
+    step = follow(
+        lambda: build(widths), batch_size, input_shape, dtype, classes, accumulates=accumulates, following=following
+    )
+    [recorder] = recorders
+    share = Fraction(batch_size, max(2, batch_size) * (2 if accumulates else 1))
+    constant_bytes = sum(constant.tensor().nbytes for constant in graph.constants.values())
+    return Recorded(step, recorder.events, recorder.flops, recorder.made, share, constant_bytes)
+
+
+def _primes(count: int) -> list[int]:
+    found: list[int] = []
+    number = FIRST_PRIME
+    while len(found) < count:
+        if all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2)):
+            found.append(number)
+        number += 2
+    return found
