@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,docs,dev
+TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,figures,tune,docs,dev
 # Compiled modules are kept, also where the environment says that nothing is to be: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
@@ -78,7 +78,7 @@ figures: setup
 
 # The site, in build/site: open build/site/index.html. A warning is an error. MkDocs' advertisement is none of ours.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo build/site/index.html
 
 # A wheel in dist/, and a round of the demo in an environment that has only it: the clone's own modules are not there.

@@ -24,6 +24,7 @@ from wildflower.server_app.run_folder import (
     read_summary,
 )
 from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.searched import trials_of
 from wildflower.server_app.summary import has_whole_model, summarize
 from wildflower.tasks.metrics import Scale
 
@@ -47,6 +48,7 @@ class Run:
         row: what its group is called, if whoever asked has a name for it.
         finished_rounds: how many its summary.json has, where there is one.
         whole: whether there is a whole model.
+        search: of how many trials its settings are one; "" of a run of no search.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Run:
     row: str = ""
     finished_rounds: int | None = None
     whole: bool = True
+    search: str = ""
 
     @property
     def experiment(self) -> dict[str, object]:
@@ -155,7 +158,8 @@ def load_run(run_dir: Path, row: str) -> Run:
     finished_rounds = None if written is None else written.rounds
     budgets = content.get(BUDGETS, {})
     whole = has_whole_model(run_dir, config)
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds, whole)
+    name, rounds, search = run_dir.resolve().name, read_rounds(run_dir), trials_of(run_dir)
+    return Run(name, config, rounds, summary, budgets, row, finished_rounds, whole, search)
 
 
 def _modules_of_hooks(config: Mapping[str, Any]) -> set[str]:

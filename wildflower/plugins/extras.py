@@ -14,6 +14,7 @@ EXTRAS = {
     "plotly": "server",
     "pandas": "server",
     "matplotlib": "figures",
+    "optuna": "tune",
     "tensorboard": "server",
     "ray": "flower",
     "datasets": "hub",
