@@ -187,8 +187,11 @@ def _model(made: Path, target: Path, objects: Objects) -> dict[str, Any]:
     found: dict[str, Any] = {}
     source = Source("model")
     if isinstance(model, nn.Module):
-        if objects.levels is not None:
-            raise SettingsError("levels: a module that is made already has one size: give its class as model=")
+        if arguments.get("levels", [{}]) != [{}]:
+            raise SettingsError(
+                "levels: a module that is made already has one size: give its class as model=, or levels=[{}] to give "
+                "every device the whole module"
+            )
         name = "model"
         add_instance(source, name, model)
         save_weights(model, made / WEIGHTS)
