@@ -13,6 +13,7 @@ from wildflower.cli.bench import bench
 from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
 from wildflower.cli.export_command import export, predict
+from wildflower.cli.family_command import family
 from wildflower.cli.new import new
 from wildflower.cli.nodes import nodes
 from wildflower.cli.options import Overrides, print_table
@@ -132,7 +133,7 @@ def config(
         typer.echo(f"--all shows all {len(values)} keys.")
 
 
-for shown in (check, plan, export, predict, supernet, nodes, probe, bandwidth_server):
+for shown in (check, plan, family, export, predict, supernet, nodes, probe, bandwidth_server):
     app.command()(shown)
 
 
