@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,docs,dev
+TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,figures,tune,docs,dev
 # Compiled modules are kept, also where the environment says that nothing is to be: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.

@@ -251,6 +251,8 @@ class Study:
         Defaults are not in it, and of what comes with the project, such as a fleet that is set by its name, only names.
         """
         experiment = tomllib.loads(self.experiment.read_text())
+        if experiment.get("deliver") == "largest":  # was the default when figures were recorded
+            del experiment["deliver"]
         fleet = experiment.get("fleet", "")
         experiment |= {"fleet": RECORDED_AS[fleet]} if fleet in RECORDED_AS else {}
         settings: dict[str, Any] = {"": _as_recorded(experiment)}

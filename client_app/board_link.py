@@ -29,7 +29,7 @@ def connection(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def as_board_error(where: str = "") -> Iterator[None]:
-    """What goes wrong with the connection is a BoardError."""
+    """Turn what goes wrong with the connection into a BoardError."""
     try:
         yield
     except (OSError, EOFError, ValueError) as error:

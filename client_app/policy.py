@@ -159,7 +159,7 @@ def check_same(before: list[int], block: list[int]) -> None:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the owner of a device has set, and what the device remembers.
+    """The settings of a device's owner, and what the device remembers.
 
     Attributes:
         minimum: the fewest devices of a sum; 0 where the device also trains without masks.

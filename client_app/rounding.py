@@ -49,7 +49,7 @@ def encoded_changes(
 
 
 class Lost:
-    """What rounding has lost of a device's tensor sets, in files beside what its client step keeps.
+    """The losses by rounding of a device's tensor sets, in files beside what its client step keeps.
 
     A device that loses these files goes on as well without them: nothing is refused for their sake.
 

@@ -45,7 +45,7 @@ from wildflower.messages.orders import Hex64, KeyAnswer, KeyOrder, Member
 
 
 class Session(BaseModel):
-    """What a device remembers of the newest round in which it made keys.
+    """A device's memory of the newest round in which it made keys.
 
     Attributes:
         weights: the digest of the weights that it makes keys for.

@@ -63,7 +63,7 @@ class ToScore(BaseModel):
 
 
 class BatchScores(BaseModel):
-    """What every batch comes to, for each exit: the fields of `wildflower.tasks.scoring.Scored`."""
+    """Sums of every batch, for each exit: the fields of `wildflower.tasks.scoring.Scored`."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")  # the loss of a model that has diverged
 

@@ -84,7 +84,8 @@ class AnyNetwork(Network):
         return super().load_state_dict(whole, strict)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the module returns: (batch, *input shape) -> (batch, classes); PluginError where it changes `x`."""
+        """Return what the module returns: (batch, *input shape) -> (batch, classes); PluginError where it changes
+        `x`."""
         before = _version(x)
         result: Tensor = self._inside[0](x)
         if _version(x) != before:

@@ -44,7 +44,7 @@ class BlockFamily(GroupFamily):
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """Of a family with several exits the segments behind the first, and else none."""
+        """Return the segments behind the first exit of a family with several, and else none."""
         return dict(list(self.segments.items())[1:])
 
     @abstractmethod

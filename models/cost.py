@@ -69,7 +69,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer keeps and uses, in multiples: `state` of all parameters, `temporary` of the largest one.
+    """Memory that an optimizer keeps and uses, in multiples: `state` of all parameters, `temporary` of the largest one.
 
     accumulates: it steps by the gradients of several micro-batches. Their sum is held while the next one is computed,
         whose gradients go into it layer by layer; without it, gradients pile up in the backward pass alone.
@@ -97,7 +97,7 @@ OPTIMIZERS |= {name + ACCUMULATED: replace(kept, accumulates=True) for name, kep
 
 
 class Priced(Protocol):
-    """What has a price for each architecture: a family."""
+    """Anything that has a price for each architecture: a family."""
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """Return what an architecture costs."""
@@ -125,7 +125,7 @@ def _cost(family: Priced, arch: Architecture, batch_size: int, optimizer: str) -
 
 @dataclass
 class Footprint:
-    """What one layer allocates and saves for a batch, in bytes; `parameters` and `buffers` in entries."""
+    """Memory that one layer allocates and saves for a batch, in bytes; `parameters` and `buffers` in entries."""
 
     result: int = 0  # a new result; 0 where the layer works in place or returns a view
     saves_input: bool = False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Kind:
-    """How transformers calls the parts of one kind of encoder.
+    """Names in transformers of the parts of one kind of encoder.
 
     Attributes:
         model: the class.

@@ -126,7 +126,7 @@ class Transition:
 
 
 class Prices:
-    """What the architectures of a space cost, added up from their blocks: some fifty times as fast as `cost`."""
+    """Costs of the architectures of a space, added up from their blocks: some fifty times as fast as `cost`."""
 
     def __init__(self, space: Space | ElasticSpace, *, batch_size: int, optimizer: str) -> None:
         self.chain = Chain(space)

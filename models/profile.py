@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a block costs, bytes for a whole batch; peaks are relative to what is live before the block.
+    """Costs of a block, bytes for a whole batch; peaks are relative to what is live before the block.
 
     Attributes:
         parameters: Entries.
@@ -136,7 +136,7 @@ def pieces(family: Family, arch: Architecture) -> list[Piece]:
 
 @dataclass(frozen=True)
 class Frame:
-    """What surrounds the blocks of a family in a training step, in bytes, at a batch size and with an optimizer.
+    """Memory around the blocks of a family in a training step, in bytes, at a batch size and with an optimizer.
 
     Attributes:
         batch_bytes: Inputs and labels.

@@ -21,7 +21,7 @@ REASON_LETTERS = 160
 
 @dataclass
 class Tally:
-    """What a row of the device table, or a cell of the map, adds up to."""
+    """Sums of a row of the device table, or of a cell of the map."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     parameters: int = 0  # summed over what was trained
@@ -60,7 +60,7 @@ class Tally:
 
     @property
     def mean_parameters(self) -> float | None:
-        """Of the models that were trained; None when none was."""
+        """Return that of the models that were trained; None when none was."""
         return self.parameters / self.outcomes["trained"] if self.outcomes["trained"] else None
 
 

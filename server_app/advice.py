@@ -144,7 +144,7 @@ class Gap:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the whole interval is above 0."""
+        """Return whether the whole interval is above 0."""
         return self.low is not None and self.low > 0
 
 

@@ -56,7 +56,6 @@ from wildflower.strategies.method import Method, Setup
 from wildflower.strategies.privacy import BudgetSpentError
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.inspection import labels_alike, with_test
-from wildflower.tasks.scoring import HELD_OUT
 from wildflower.tasks.task import Task, TaskSpec, load_task
 
 app = ServerApp()
@@ -109,7 +108,7 @@ def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer | None] | Non
 
 
 def agreed_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData | None:
-    """What the devices of a run say of data that they alone hold; None where the server deals them out.
+    """Return what the devices of a run say of data that they alone hold; None where the server deals them out.
 
     A run that is resumed goes on with what its devices had agreed on. Without a fleet it needs the grid, to ask nodes.
     """
@@ -338,13 +337,9 @@ def build(
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
             f"{config.task!r} are {task.label_kind}: {mask}{other}"
         )
-    if config.deliver == "best" and len(task.test) < HELD_OUT:
-        remedy = f", or give the server a test set of at least {HELD_OUT} in data-dir" if own is not None else ""
-        raise ConfigError(
-            f"deliver = 'best': a fifth of the server's test set is held out to choose by, and {config.task!r} has "
-            f"{len(task.test)} test examples there: set deliver = 'largest'{remedy}"
-        )
-    scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
+    if config.deliver == "best" and config.evaluate_tiers and settings.deliver != "best":
+        log(INFO, "The server has no examples to choose by: a device counts with the model that it would be assigned")
+    scores = scorer(task, held_out=settings.deliver == "best") if len(task.test) else None
     population = _population(config, method, task, own)
     theirs = [*hooks_named(config.hooks), *hooks]
     try:

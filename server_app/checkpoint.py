@@ -67,7 +67,7 @@ def rounds(run_dir: Path) -> list[int]:
 
 
 def exists(run_dir: Path) -> bool:
-    """Whether a checkpoint was ever finished."""
+    """Return whether a checkpoint was ever finished."""
     return bool(rounds(run_dir))
 
 

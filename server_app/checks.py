@@ -197,11 +197,6 @@ def _check_scores(config: RunConfig, need: Need) -> None:
         "personal.first-round",
         f"with rounds = {config.rounds} no round is scored personally: at most that, or personal.every = 0",
     )
-    need(
-        config.deliver == "largest" or config.evaluate_tiers,
-        "deliver",
-        "it is the best of what is scored: set evaluate-tiers = true, or deliver = 'largest'",
-    )
 
 
 def _check_wire(config: RunConfig, need: Need) -> None:

@@ -118,6 +118,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         *_part_tables(groups, scale),
         *_privacy_table(groups),
         *_settings_table(groups),
+        *_search_table(groups),
     ]
     not_counted = [number for number, group in enumerate(groups) if not group.counts]
     tables = [TextTable(t.title, t.headers, t.rows, t.text_columns, not_counted) for t in found] + out
@@ -324,3 +325,10 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
     if not any(settings for _, settings in rows):
         return []
     return [TextTable("Settings that differ", ["method", "settings"], rows, text_columns=2)]
+
+
+def _search_table(groups: Sequence[Group]) -> list[TextTable]:
+    """How many trials each method's settings were chosen from; nothing where none was searched."""
+    rows = [[group.name, group.runs[0].search or "none"] for group in groups]
+    searched = any(row[1] != "none" for row in rows)
+    return [TextTable("Search for settings", ["method", "search"], rows, text_columns=2)] if searched else []

@@ -24,6 +24,7 @@ from wildflower.server_app.run_folder import (
     read_summary,
 )
 from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.searched import trials_of
 from wildflower.server_app.summary import has_whole_model, summarize
 from wildflower.tasks.metrics import Scale
 
@@ -40,13 +41,14 @@ MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
 
 @dataclass(frozen=True)
 class Run:
-    """What is compared of one run.
+    """Figures of one run that are compared.
 
     Attributes:
         budgets: by tier, the most bytes of memory and of payload of its simulated devices; {} of real ones.
         row: what its group is called, if whoever asked has a name for it.
         finished_rounds: how many its summary.json has, where there is one.
         whole: whether there is a whole model.
+        search: of how many trials its settings are one; "" of a run of no search.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Run:
     row: str = ""
     finished_rounds: int | None = None
     whole: bool = True
+    search: str = ""
 
     @property
     def experiment(self) -> dict[str, object]:
@@ -68,7 +71,7 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """What its replicates have in common."""
+        """Return what its replicates have in common."""
         return json.dumps([self.row, self.experiment], sort_keys=True)
 
     @property
@@ -80,7 +83,7 @@ class Run:
 
     @property
     def figure(self) -> float | None:
-        """What it is ranked by: the delivered score, or the final one where it has none."""
+        """Return what it is ranked by: the delivered score, or the final one where it has none."""
         return self.summary.final_score if self.summary.delivered_score is None else self.summary.delivered_score
 
     def first_at(self, target: float) -> RoundRecord | None:
@@ -110,7 +113,7 @@ class Group:
 
     @property
     def counts(self) -> bool:
-        """Whether it is compared with others: its devices can afford what it gives them."""
+        """Return whether it is compared with others: its devices can afford what it gives them."""
         return not any(run.summary.devices_beyond_budget for run in self.runs)
 
     @property
@@ -120,7 +123,7 @@ class Group:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is what others should be better than: one model that all devices can train."""
+        """Return whether it is what others should be better than: one model that all devices can train."""
         config = self.runs[0].config
         return config["strategy"] == "one-model" or (
             config["strategy"] == "fedavg" and config.get("fedavg.use") == "all-small"
@@ -155,7 +158,8 @@ def load_run(run_dir: Path, row: str) -> Run:
     finished_rounds = None if written is None else written.rounds
     budgets = content.get(BUDGETS, {})
     whole = has_whole_model(run_dir, config)
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds, whole)
+    name, rounds, search = run_dir.resolve().name, read_rounds(run_dir), trials_of(run_dir)
+    return Run(name, config, rounds, summary, budgets, row, finished_rounds, whole, search)
 
 
 def _modules_of_hooks(config: Mapping[str, Any]) -> set[str]:

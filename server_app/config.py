@@ -254,9 +254,9 @@ class RunConfig(Params):
     )
     statistics: Statistics = Field(default_factory=Statistics)
     deliver: Literal["largest", "best"] = Field(
-        "largest",
-        description="Model by which a device counts in the delivered score: largest, which is the one that it would be "
-        "assigned, or best, which is the best on held-out examples of all that fit it (docs/scores.md)",
+        "best",
+        description="Model by which a device counts in the delivered score: the best on held-out examples of all that "
+        "fit it (best), or the one that it would be assigned (largest; docs/scores.md)",
     )
     personal: Personal = Field(default_factory=Personal)
     output_dir: str = Field(
@@ -287,12 +287,12 @@ class RunConfig(Params):
 
     @property
     def method_name(self) -> str:
-        """What the method is called: its keys begin with it."""
+        """Return what the method is called: its keys begin with it."""
         return self.method.name() if is_reference(self.strategy) else self.strategy
 
     @property
     def sampled_devices(self) -> int:
-        """How many devices a round asks, with over-selection: 10 with 0.3 asks 13."""
+        """Return how many devices a round asks, with over-selection: 10 with 0.3 asks 13."""
         return self.devices_per_round + round(self.devices_per_round * self.over_selection)
 
     @property
@@ -325,7 +325,7 @@ class RunConfig(Params):
 
     @property
     def is_private(self) -> bool:
-        """Whether the run is differentially private."""
+        """Return whether the run is differentially private."""
         return self.dp.is_on
 
     @model_validator(mode="before")
@@ -389,7 +389,7 @@ class RunConfig(Params):
         return {key: values[key] for key in unread(values) if values[key] != defaults[key]}
 
     def ignored_text(self) -> str:
-        """What `ignored` finds, in words; "" where it finds nothing."""
+        """Return what `ignored` finds, in words; "" where it finds nothing."""
         of_methods, own = [], []
         for key, value in self.ignored().items():
             if key in READ_WITH:
@@ -464,7 +464,7 @@ def _run_defaults() -> Mapping[str, Any]:
 
 
 def descriptions(strategy: str = "") -> dict[str, str]:
-    """What every key is, in a sentence each; those of a `strategy` from outside where it is imported already."""
+    """Return what every key is, in a sentence each; those of a `strategy` from outside where it is imported already."""
     fields = all_settings(strategy if loaded_method(strategy) else "")
     return {key: field.description or "" for key, field in fields.items()}
 

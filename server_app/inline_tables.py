@@ -16,7 +16,7 @@ def parse_arguments(text: str, like: str = "exits = [1, 2, 3], kernel = 5") -> d
 
 
 def rates_of(text: str) -> dict[str, Any]:
-    """What `learning-rates` holds: part of the model -> how many times the learning rate it has."""
+    """Return what `learning-rates` holds: part of the model -> how many times the learning rate it has."""
     return flat(parse_arguments(text, like="classifier = 10, 'encoder.layer.0' = 0.1"))
 
 

@@ -216,7 +216,7 @@ def _write_beside(path: Path, text: str) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """What a run's results may depend on; None where a package is not installed."""
+    """Return what a run's results may depend on; None where a package is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "flwr", "wildflower"):
         try:

@@ -81,7 +81,7 @@ class Public(Params):
 
 
 class BudgetLimits(Params):
-    """What bounds the model that a device gets."""
+    """Limits of the model that a device gets."""
 
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         0.85, description="Share of the reported available memory that training may use: the cost may be 12 % off"
@@ -97,7 +97,7 @@ class BudgetLimits(Params):
 
 
 class Adam(Params):
-    """What adam and adamw have, and sgd has not."""
+    """Settings of adam and adamw."""
 
     betas: Betas = Field((0.9, 0.999), description="Betas of adam and adamw")
     fused: bool = Field(
@@ -107,7 +107,7 @@ class Adam(Params):
 
 
 class AggregationRule(Params):
-    """What becomes of the values that devices return."""
+    """The rule for the values that devices return."""
 
     rule: Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"] = Field(
         "mean",
@@ -146,7 +146,7 @@ class DifferentialPrivacy(Params):
 
     @property
     def is_on(self) -> bool:
-        """Whether the run is differentially private."""
+        """Return whether the run is differentially private."""
         return bool(self.epsilon or self.noise_multiplier)
 
     @model_validator(mode="after")
@@ -170,7 +170,7 @@ class SecureAggregation(Params):
 
     @property
     def is_on(self) -> bool:
-        """Whether the server sees sums of devices' updates only."""
+        """Return whether the server sees sums of devices' updates only."""
         return self.minimum > 0
 
     @model_validator(mode="after")
@@ -209,7 +209,7 @@ class Schedule(Params):
 
 
 class Statistics(Params):
-    """How batch norm statistics of a scored model are taken."""
+    """The way in which batch norm statistics of a scored model are taken."""
 
     devices: CountOrZero = Field(
         0,
@@ -222,7 +222,7 @@ class Statistics(Params):
 
 
 class Checkpoints(Params):
-    """What a resumed run goes on from."""
+    """Checkpoints that a resumed run goes on from."""
 
     resume_from: CountOrZero = Field(
         0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"

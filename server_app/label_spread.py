@@ -64,11 +64,13 @@ def write_labels(run_dir: Path, task: Task, tier_of: Callable[[int], str]) -> No
 
 
 def class_names(task: Task) -> list[str]:
-    """What the classes of a task are called, each differently: their numbers where they have no names of their own."""
+    """Return what the classes of a task are called, each differently: their numbers where they have no names of their
+    own."""
     names = list(task.label_names)
     return names if len(set(names)) == task.classes else [str(number) for number in range(task.classes)]
 
 
 def read_labels(run_dir: Path) -> Labels | None:
-    """What the file of a run holds; None where there is none. Raises JournalError for a file that is none of ours."""
+    """Return what the file of a run holds; None where there is none. Raises JournalError for a file that is none of
+    ours."""
     return read_if_there(run_dir / FILE, Labels)

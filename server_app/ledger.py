@@ -63,7 +63,7 @@ _ANY_LINE: TypeAdapter[_Begun | _Released] = TypeAdapter(_Begun | _Released)
 
 
 class Spent(NamedTuple):
-    """What a run has cost of privacy by its ledger."""
+    """The privacy that a run has spent by its ledger."""
 
     epsilon: float
     delta: float
@@ -153,7 +153,7 @@ def keep(privacy: Privacy, run_dir: Path) -> None:
 
 
 def spent(run_dir: Path, rounds: Sequence[RoundRecord]) -> Spent | None:
-    """What a run has cost so far by its ledger; None for a run without differential privacy.
+    """Return what a run has cost so far by its ledger; None for a run without differential privacy.
 
     Raises JournalError where its rounds say that there was a ledger, and that is missing or damaged.
     """
@@ -164,7 +164,7 @@ def spent(run_dir: Path, rounds: Sequence[RoundRecord]) -> Spent | None:
 
 
 def has_releases(run_dir: Path) -> bool:
-    """Whether a private run has released anything. Raises JournalError for a ledger that is damaged."""
+    """Return whether a private run has released anything. Raises JournalError for a ledger that is damaged."""
     return (run_dir / FILE).exists() and bool(_read(run_dir / FILE).released)
 
 

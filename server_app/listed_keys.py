@@ -15,7 +15,7 @@ PYPROJECT = APP / "pyproject.toml"
 
 
 def missing_keys(defaults: Mapping[str, object], listed: Iterable[str]) -> str:
-    """What to do about keys that pyproject.toml lacks, given its keys `listed`; "" where it has all."""
+    """Return what to do about keys that pyproject.toml lacks, given its keys `listed`; "" where it has all."""
     listed = set(listed)
     lines = [f"{key} = {to_toml(value)}" for key, value in defaults.items() if key not in listed]
     if not lines:

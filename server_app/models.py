@@ -55,7 +55,7 @@ class _Read(BaseModel):
 
 
 class SavedModel(_Read):
-    """What models.json says of one model.
+    """Facts of models.json about one model.
 
     Attributes:
         file, sha256: where its tensors are, batch norm's running statistics among them, and the hash of that file.
@@ -80,7 +80,7 @@ class SavedModel(_Read):
 
 
 class Evaluated(_Read):
-    """What all models of one evaluation have in common.
+    """Facts that all models of one evaluation have in common.
 
     Attributes:
         input_shape: of one input, without the batch.
@@ -113,7 +113,7 @@ class SavedModels(Evaluated):
 
 
 class ModelInfo(Evaluated):
-    """What is known of a model that was loaded, and how its inputs are prepared."""
+    """Facts about a model that was loaded, and how its inputs are prepared."""
 
     model: SavedModel
 

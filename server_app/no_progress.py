@@ -119,7 +119,7 @@ def _ways(payload: Mapping[str, int | None]) -> str:
 
 
 def goes_by_widths(config: RunConfig, method: Method) -> bool:
-    """Whether `widths` say what a method's candidates are.
+    """Return whether `widths` say what a method's candidates are.
 
     Levels, depths and members are the family's own, and some methods choose by exits or layers.
     """
@@ -130,7 +130,7 @@ def goes_by_widths(config: RunConfig, method: Method) -> bool:
 
 
 def smaller_model(config: RunConfig, method: Method) -> str:
-    """What makes the smallest model of a method smaller."""
+    """Return what makes the smallest model of a method smaller."""
     if method.remedy is not None:
         return method.remedy
     narrowest = method.family.candidates([min(config.widths)])[-1]
@@ -140,7 +140,8 @@ def smaller_model(config: RunConfig, method: Method) -> str:
 
 
 def more_of_each(config: RunConfig, method: Method) -> str:
-    """What to change so that more devices of a round train the same sub-model, over which secure aggregation sums."""
+    """Return what to change so that more devices of a round train the same sub-model, over which secure aggregation
+    sums."""
     if goes_by_widths(config, method):
         fewer = f"fewer widths than widths = {config.to_dict()['widths']!r}"
     else:
@@ -151,7 +152,7 @@ def more_of_each(config: RunConfig, method: Method) -> str:
 
 
 def smaller_batches(config: RunConfig, method: Method) -> list[str]:
-    """What makes the smallest model need less memory in training: a smaller batch, or smaller parts of it."""
+    """Return what makes the smallest model need less memory in training: a smaller batch, or smaller parts of it."""
     training, found = method.settings.training, []
     if not training.accumulates and config.batch_size > 1:  # at small widths most of the memory is a batch's
         found.append(f"a smaller batch-size than {config.batch_size}")

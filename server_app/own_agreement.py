@@ -128,7 +128,8 @@ def write_agreed(run_dir: Path, agreed: Agreed) -> None:
 
 
 def read_agreed(run_dir: Path) -> Agreed | None:
-    """What the devices of a run agreed on; None where it broke off before. JournalError where it cannot be read."""
+    """Return what the devices of a run agreed on; None where it broke off before. JournalError where it cannot be
+    read."""
     try:
         return Agreed.model_validate_json((run_dir / FILE).read_bytes())
     except FileNotFoundError:

@@ -72,7 +72,7 @@ def _score_map(title: str, what: str, scores: Mapping[int, Mapping[str, float]],
 
 
 def architecture_charts(activity: Activity) -> list[Chart]:
-    """How many devices trained models of which size, over time."""
+    """Return how many devices trained models of which size, over time."""
     bounds = shade_bounds(size for counts in activity.sizes.values() for size in counts)
     if not bounds:
         return []

@@ -123,7 +123,8 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
 
 
 def is_of_a_folder(task: object) -> bool:
-    """Whether a task's data set is what its folder holds; of one from outside the project nothing else is known."""
+    """Return whether a task's data set is what its folder holds; of one from outside the project nothing else is
+    known."""
     return task in DATA_OF_A_FOLDER or is_reference(task)
 
 

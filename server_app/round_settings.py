@@ -16,6 +16,7 @@ from wildflower.server_app.inputs import run_folder
 from wildflower.strategies.aggregation import Aggregation
 from wildflower.strategies.privacy import Privacy, noise_multiplier_for
 from wildflower.strategies.run_settings import RoundSettings
+from wildflower.tasks.scoring import HELD_OUT
 from wildflower.tasks.task import Task, TaskSpec
 
 
@@ -57,7 +58,7 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
         evaluate_tiers=config.evaluate_tiers,
         statistics_devices=config.statistics.devices,
         statistics_examples=config.statistics.examples,
-        deliver=config.deliver,
+        deliver=config.deliver if config.evaluate_tiers and len(task.test) >= HELD_OUT else "largest",
         personal_every=config.personal.every,
         personal_epochs=config.personal.epochs,
         personal_from=config.personal.first_round,
@@ -74,7 +75,8 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
 
 
 def privacy_of(config: RunConfig) -> Privacy | None:
-    """How the run protects its devices; ConfigError where no noise is enough, or the accountant is not installed."""
+    """Return how the run protects its devices; ConfigError where no noise is enough, or the accountant is not
+    installed."""
     if not config.is_private:
         return None
     rate = config.devices_per_round / config.devices

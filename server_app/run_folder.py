@@ -65,7 +65,7 @@ def _is_at(file: IO[str], path: Path) -> bool:
 
 
 def is_run(run_dir: Path) -> bool:
-    """Whether a folder holds a run, finished or not."""
+    """Return whether a folder holds a run, finished or not."""
     return (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
 
 
@@ -103,7 +103,7 @@ def _locked(file: IO[str], seconds: float) -> bool:
 
 
 def is_held(run_dir: Path) -> bool | None:
-    """Whether a process writes the run; None where none has begun, or the last one has ended in order.
+    """Return whether a process writes the run; None where none has begun, or the last one has ended in order.
 
     False: the one that did was killed, and could not take its lock away.
     """
@@ -160,7 +160,8 @@ def _is_budget(value: object) -> bool:
 
 
 def has_virtual_clock(run_dir: Path) -> bool:
-    """Whether a run's devices are those of a fleet, whose time is simulated. Raises JournalError without a run."""
+    """Return whether a run's devices are those of a fleet, whose time is simulated. Raises JournalError without a
+    run."""
     return bool(read_config(run_dir)["config"]["fleet"])
 
 
@@ -170,7 +171,8 @@ def read_summary(run_dir: Path) -> Summary | None:
 
 
 def read_if_there(path: Path, kind: type[Content]) -> Content | None:
-    """What a JSON file of a run holds; None where there is none. Raises JournalError for another kind of file."""
+    """Return what a JSON file of a run holds; None where there is none. Raises JournalError for another kind of
+    file."""
     if not path.exists():
         return None
     try:
@@ -196,7 +198,7 @@ def read_devices(run_dir: Path) -> Iterator[DeviceRecord]:
 
 
 def whole_rounds(run_dir: Path) -> int:
-    """How many rounds both files of the journal have in full: a damaged disk may have taken the end of either.
+    """Return how many rounds both files of the journal have in full: a damaged disk may have taken the end of either.
 
     What devices.jsonl has beyond the last round is of a round that a crash kept from finishing, and does not matter.
     """

@@ -94,7 +94,7 @@ class RoundRecord(Record):
 
     @property
     def scale(self) -> Scale:
-        """What the scores mean."""
+        """Return what the scores mean."""
         return scale_of(self.metric, self.higher_is_better)
 
 
@@ -102,7 +102,7 @@ TRAFFIC = [name for name in RoundRecord.model_fields if name.endswith(("_bytes_d
 
 
 class BudgetRecord(Record):
-    """What a device might spend in a round; None is no limit."""
+    """Amounts that a device might spend in a round; None is no limit."""
 
     memory_bytes: Bytes
     download_bytes: Bytes | None
@@ -190,11 +190,12 @@ class Summary(Record):
 
     @property
     def scale(self) -> Scale:
-        """What the scores mean."""
+        """Return what the scores mean."""
         return scale_of(self.metric, self.higher_is_better)
 
     def delivered_note(self) -> str:
-        """What stands beside the delivered score: over how many evaluations it is, the last, and who is left out."""
+        """Return what stands beside the delivered score: over how many evaluations it is, the last, and who is left
+        out."""
         parts, text = [], score_format(self.scale)
         if (self.final_evaluations or 0) > 1 and self.last_delivered_score is not None:
             last = text(self.last_delivered_score)

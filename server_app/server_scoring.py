@@ -48,7 +48,7 @@ def scorer_of(task: Task, score_part: Callable[[Model, TestPart], list[Scored]],
 
 
 def has_exits(model: Model) -> bool:
-    """Whether a model is scored at all its exits."""
+    """Return whether a model is scored at all its exits."""
     return len(model.family.segments) > 1
 
 

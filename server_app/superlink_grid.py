@@ -92,32 +92,32 @@ class SuperLinkGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """Of the grid."""
+        """Call that of the grid."""
         return self._grid.run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Of the grid."""
+        """Call that of the grid."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Of the grid. Raises SuperLinkError."""
+        """Call that of the grid. Raises SuperLinkError."""
         with self._told():
             return self._grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """Of the grid. Raises SuperLinkError."""
+        """Call that of the grid. Raises SuperLinkError."""
         with self._told():
             return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Of the grid. Raises SuperLinkError."""
+        """Call that of the grid. Raises SuperLinkError."""
         with self._told():
             return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Of the grid. Raises SuperLinkError."""
+        """Call that of the grid. Raises SuperLinkError."""
         with self._told():
             replies = list(self._grid.pull_messages(message_ids))
         if self._simulated:
@@ -127,7 +127,7 @@ class SuperLinkGrid(Grid):
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Of the grid. Raises SuperLinkError."""
+        """Call that of the grid. Raises SuperLinkError."""
         with self._told():
             return self._grid.send_and_receive(messages, timeout=timeout)
 

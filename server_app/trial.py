@@ -40,7 +40,7 @@ UNIT = 1e-3  # by which a length may differ from 1
 
 @dataclass(frozen=True)
 class Batches:
-    """How devices divide their examples into batches.
+    """The batches into which devices divide their examples.
 
     Attributes:
         batch_size, micro_batch_size: of the run; the latter is 0 where a batch is computed at once.

@@ -14,7 +14,7 @@ def percent(value: float) -> str:
 
 
 def score_format(scale: Scale) -> Format:
-    """How values of a scale are shown: shares in percent."""
+    """Return how values of a scale are shown: shares in percent."""
     return percent if scale.is_share else plain
 
 

@@ -22,7 +22,7 @@ _PIECE = 2**18  # coordinates that are sorted at once
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How what devices return becomes one value per coordinate.
+    """The rule by which what devices return becomes one value per coordinate.
 
     kind: "mean" weighs devices as the method says. "trimmed-mean" and "median" count every owner of a coordinate alike,
         whatever it says of its examples (Yin et al. 2018, "Byzantine-Robust Distributed Learning", Definitions 1, 2).
@@ -36,7 +36,7 @@ class Aggregation:
 
     @property
     def adds_up(self) -> bool:
-        """Whether it can be made from sums; else each device's values are wanted by themselves."""
+        """Return whether it can be made from sums; else each device's values are wanted by themselves."""
         return self.kind == "mean"
 
 
@@ -44,7 +44,7 @@ MEAN = Aggregation()
 
 
 def running_mean(weights: Mapping[str, Tensor], aggregation: Aggregation = MEAN) -> CoordinateMean:
-    """What aggregates values at the coordinates of some tensors, as the run wants it."""
+    """Return what aggregates values at the coordinates of some tensors, as the run wants it."""
     return CoordinateMean(weights) if aggregation.adds_up else RobustMean(weights, aggregation)
 
 
@@ -92,7 +92,7 @@ class CoordinateMean:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was added since the last mean."""
+        """Return whether nothing was added since the last mean."""
         return not any(bool(count.any()) for count in self._counts.values())
 
     def weight(self) -> dict[str, Tensor]:

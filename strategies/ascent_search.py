@@ -17,7 +17,7 @@ from wildflower.strategies.search import within
 
 
 class AscentSearch:
-    """What a budget buys by another criterion than parameters, found by steps from the smallest architecture upward.
+    """A search for what a budget buys by another criterion than parameters, by steps from the smallest upward.
 
     Each step takes the next larger option of one decision: the one that brings most of the criterion for the largest
     share of the budget that it takes. The search ends where no larger option fits. Which of equal steps comes first is

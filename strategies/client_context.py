@@ -19,7 +19,7 @@ from wildflower.tasks.task import Task
 
 
 class ClientContext(Protocol):
-    """What a client step works with: one order of one device.
+    """The tools of a client step: one order of one device.
 
     Attributes:
         family, architecture: the model of the order.
@@ -47,7 +47,7 @@ class ClientContext(Protocol):
 
     @property
     def examples(self) -> int:
-        """How many training examples the device holds."""
+        """Return how many training examples the device holds."""
 
     @property
     def class_counts(self) -> Tensor:

@@ -28,7 +28,7 @@ from wildflower.strategies.client_context import ClientContext
 
 @dataclass
 class Answer:
-    """What a client step comes to.
+    """The result of a client step.
 
     Attributes:
         model: the trained model, which a later order of the device may read, and which personal evaluations score.
@@ -55,7 +55,8 @@ class ClientStep(BaseModel, ABC):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether it goes only with tasks that have one class per example, such as where it softens what models say."""
+        """Return whether it goes only with tasks that have one class per example, such as where it softens what models
+        say."""
         return False
 
     def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:

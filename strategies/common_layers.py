@@ -54,7 +54,7 @@ def common_length(signatures: Sequence[Sequence[Signature]]) -> int:
 
 
 def alike(signatures: Sequence[Sequence[Signature]]) -> list[list[int]]:
-    """Of every type, for every tensor, the first type that begins with the same tensors up to this one.
+    """Return, for every tensor of every type, the first type that begins with the same tensors up to this one.
 
     Two types with the same first type begin alike up to there: to begin alike is an equivalence.
     """

@@ -76,7 +76,7 @@ class Group:
 
 @dataclass
 class Contribution:
-    """What a method absorbs: tensor sets of one device, or sums of the tensor sets of several.
+    """Values that a method absorbs: tensor sets of one device, or sums of the tensor sets of several.
 
     Where a node adds up, the sums of its devices' tensor sets are one contribution, and what each device sends beside
     them is another. A device that answers by itself makes one contribution of both.
@@ -111,7 +111,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Trained:
-    """What one device did in the round that ends: one of its orders, its examples, its loss and its facts."""
+    """Work of one device in the round that ends: one of its orders, its examples, its loss and its facts."""
 
     order: Order
     tier: str
@@ -142,7 +142,7 @@ class Model:
 
 @dataclass
 class State:
-    """What a method needs to go on after a restart: tensors by name, and JSON values by name."""
+    """Values that a method needs to go on after a restart: tensors by name, and JSON values by name."""
 
     tensors: Weights
     values: dict[str, Any]
@@ -150,7 +150,7 @@ class State:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every method is made of.
+    """The parts that every method is made of.
 
     Attributes:
         widths: the candidate widths; a device gets the widest that fits its budget.
@@ -174,7 +174,7 @@ class Setup:
 
 
 class Stopwatch:
-    """How the server's time of a round is spent, by the names of the parts."""
+    """The server's time of a round, by the names of the parts."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)

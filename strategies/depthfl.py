@@ -95,7 +95,7 @@ class MutualLearningOfExits(Training):
         return Answer(model, {"weights": dict(model.state_dict())}, loss)
 
     def scored(self, context: ClientContext, model: Network) -> nn.Module:
-        """What the device's exits say together, or its deepest."""
+        """Return what the device's exits say together, or its deepest."""
         return MeanOfExits(model) if self.ensemble else model
 
 

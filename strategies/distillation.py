@@ -48,7 +48,7 @@ class Distillation(Params):
 
 
 class Distilled(NamedTuple):
-    """What a distillation came to.
+    """The result of a distillation.
 
     weights: of the global model.
     steps_per_second: Adam's; None where every student equals the teacher.
@@ -196,11 +196,11 @@ class Noise:
             self._mean, self._spread = table.mean(dim=0), table.std(dim=0)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Of (count, *an image's shape), or (count, positions, channels of the whole embedding)."""
+        """Return noise of (count, *an image's shape), or (count, positions, channels of the whole embedding)."""
         return self._mean + self._spread * torch.randn(count, *self._shape, generator=generator)
 
     def reader(self, model: nn.Module, placement: Placement) -> Callable[[Tensor], Tensor]:
-        """How a (sub-)model computes on it; of embeddings it reads the channels that it has."""
+        """Return how a (sub-)model computes on it; of embeddings it reads the channels that it has."""
         if self._embedding is None:
             return model
         embedding = model.get_submodule(self._embedding)

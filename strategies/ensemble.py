@@ -65,7 +65,7 @@ class Teachers:
 
     @property
     def count(self) -> int:
-        """How many networks there are."""
+        """Return how many networks there are."""
         return self._sum.weight
 
     def add(self, model: nn.Module) -> None:
@@ -81,7 +81,7 @@ class Teachers:
 
 @dataclass(frozen=True)
 class Taught:
-    """What a distillation came to.
+    """The result of a distillation.
 
     Attributes:
         weights: of the student.
@@ -119,7 +119,7 @@ def teach(
 
 
 def logits_of(model: nn.Module, public: PublicData) -> Tensor:
-    """What a model says of all public examples in evaluation mode, (public examples, classes), on the CPU."""
+    """Return what a model says of all public examples in evaluation mode, (public examples, classes), on the CPU."""
     device = _device()
     model = model.to(device).eval()
     with torch.no_grad():

@@ -26,7 +26,7 @@ class TeacherTraining(Training):
 
     @property
     def needs_classes(self) -> bool:
-        """What models say of public data is a distribution over classes."""
+        """Return True: what models say of public data is a distribution over classes."""
         return True
 
     def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:

@@ -28,7 +28,7 @@ def below(family: Family, architecture: Architecture, levels: Sequence[Architect
 
 
 def are_nested(family: Family, levels: Sequence[Architecture]) -> bool:
-    """Whether any of some levels, which come largest first, lies inside another."""
+    """Return whether any of some levels, which come largest first, lies inside another."""
     return any(below(family, level, levels) for level in levels)
 
 
@@ -64,7 +64,7 @@ def fitted_levels(
     by_level: dict[tuple[Architecture, ...], NDArray[np.float64]] = {}  # of the last of some levels, by device
 
     def worth(levels: tuple[Architecture, ...]) -> tuple[int, float]:
-        """How many devices afford any of some levels, smallest first, and the sum over these of log(size)."""
+        """Return how many devices afford any of some levels, smallest first, and the sum over these of log(size)."""
         logs = np.full(len(fleet), -math.inf)
         for number, level in enumerate(levels, start=1):
             key = levels[:number]

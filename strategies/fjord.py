@@ -113,7 +113,7 @@ def training_cost(
     batch_size: int,
     optimizer: str,
 ) -> Cost:
-    """What ordered dropout among an architecture and its `lower` cuts costs: more than training it alone.
+    """Return what ordered dropout among an architecture and its `lower` cuts costs: more than training it alone.
 
     Memory is that of the dearest step, the whole sub-model's or a narrower cut's. A cut has the activations of its
     width, but weights, gradients and optimizer state of the whole, and two tensors as large as the largest parameter

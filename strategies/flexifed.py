@@ -193,7 +193,7 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
         return {name: self.weights[key] for name, key in self.keys[architecture].items()}
 
     def frozen_weights(self) -> Weights:
-        """What the run freezes of all types."""
+        """Return what the run freezes of all types."""
         return self.frozen
 
     # What comes back
@@ -233,11 +233,12 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
         self.begun.pop(device, None)
 
     def has_model(self, device: int) -> bool:
-        """Whether the device has trained, with "basic": the layers behind the shared ones stay on the devices."""
+        """Return whether the device has trained, with "basic": the layers behind the shared ones stay on the
+        devices."""
         return self.sharing != "basic" or device in self.begun
 
     def state(self) -> State:
-        """What is held, and who keeps layers of which types."""
+        """Return what is held, and who keeps layers of which types."""
         tensors = {f"weights/{key}": value for key, value in self.weights.items()}
         return State(tensors, {"begun": [[device, places] for device, places in sorted(self.begun.items())]})
 

@@ -268,11 +268,11 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         return {a: Model(self.family, a, self.weights[a]) for a in architectures}
 
     def frozen_weights(self) -> Weights:
-        """What the run freezes of the largest type's model, of which the others' are part."""
+        """Return what the run freezes of the largest type's model, of which the others' are part."""
         return {n: v for n, v in self.weights[self.candidates[0]].items() if self.family.is_frozen(n)}
 
     def state(self) -> State:
-        """Of every type: its weights, both moments of the server's Adam, and its momentum."""
+        """Return, for every type, its weights, both moments of the server's Adam, and its momentum."""
         return State({key: value for _, _, key, value in self._tensors()}, {})
 
     def load(self, state: State) -> None:

@@ -50,7 +50,7 @@ def searcher_of(
 
 
 def sizes_between(family: Family, widths: Sequence[float], depths: Sequence[float] = DEPTHS) -> list[Architecture]:
-    """What levels may be: cuts in width and in depth.
+    """Return what levels may be: cuts in width and in depth.
 
     Of a family that is cut in width these are `WIDTHS` widths between the smallest and the largest, and the given ones.
     Where it has stacks of blocks, they are also those widths with the first part of every stack alone (`depths`). Other

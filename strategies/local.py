@@ -97,7 +97,7 @@ class LocalOnly(CandidateMethod[Params]):
         return [(device, architecture, LEADING) for device, architecture in sorted(self.trained.items())]
 
     def has_model(self, device: int) -> bool:
-        """Whether the device has trained."""
+        """Return whether the device has trained."""
         return device in self.trained
 
     def state(self) -> State:

@@ -112,7 +112,8 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
         self._beginning = {order.device for order in orders} - self.begun
 
     def payload(self, group: Group) -> TensorSets:
-        """What the device's mask keeps of the global model, the mask, and the first weights, as far as they travel."""
+        """Return what the device's mask keeps of the global model, the mask, and the first weights, as far as they
+        travel."""
         masks = self.masks.get(group.selection.number, {})
         weights = dict(self.weights)
         for name, mask in masks.items():

@@ -116,7 +116,8 @@ class Method(OnDevices, ABC, Generic[P]):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the method goes only with tasks that have one class per example; by default what devices need."""
+        """Return whether the method goes only with tasks that have one class per example; by default what devices
+        need."""
         halves = [self.client_step(Order(0, self.scored_architecture)), self.first_question]
         return any(half.needs_classes for half in halves if half is not None)
 
@@ -140,7 +141,7 @@ class Method(OnDevices, ABC, Generic[P]):
         """
 
     def extra_architectures(self, device: int, budget: Budget, architecture: Architecture) -> list[Architecture]:
-        """What else a device trains in the same round, after the architecture of `assign` and in this order.
+        """Return what else a device trains in the same round, after the architecture of `assign` and in this order.
 
         Nothing by default. The device trains one after the other, and is sent all weights at once: its memory must hold
         the largest of them, its link their sum.
@@ -212,7 +213,7 @@ class Method(OnDevices, ABC, Generic[P]):
         return list(dict.fromkeys([self.scored_architecture, self.smallest_architecture]))
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """What a device is scored with on its own test shard; None where it cannot take part.
+        """Return what a device is scored with on its own test shard; None where it cannot take part.
 
         By default the architecture of `assign`, cut from the leading channels. This is asked of every device after a
         round, and must not change what later rounds do.
@@ -235,7 +236,7 @@ class Method(OnDevices, ABC, Generic[P]):
     # What it costs
 
     def training_cost(self, architecture: Architecture) -> Cost:
-        """What training an architecture costs a device; by default by its plain loss."""
+        """Return what training an architecture costs a device; by default by its plain loss."""
         batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
         return cost(self.family, architecture, batch_size=batch_size, optimizer=optimizer)
 
@@ -252,12 +253,12 @@ class Method(OnDevices, ABC, Generic[P]):
         return self.client_step(Order(0, architecture))
 
     def order_cost(self, order: Order) -> Cost:
-        """What one order costs its device: `cost`, unless a device's orders over one architecture differ."""
+        """Return what one order costs its device: `cost`, unless a device's orders over one architecture differ."""
         return self.cost(order.architecture)
 
     @property
     def remedy(self) -> str | None:
-        """What would let devices train that cannot afford the smallest architecture.
+        """Return what would let devices train that cannot afford the smallest architecture.
 
         None: smaller widths, or a smaller family.
         """
@@ -266,7 +267,7 @@ class Method(OnDevices, ABC, Generic[P]):
     # Services
 
     def running_mean(self, weights: Weights) -> CoordinateMean:
-        """What aggregates values at the coordinates of some tensors over devices, as the run wants it.
+        """Return what aggregates values at the coordinates of some tensors over devices, as the run wants it.
 
         Raises ValueError where nobody could tell which of them are frozen, and get no noise.
         """

@@ -126,7 +126,8 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         return self.cost(found)
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """What the search would find, but a pool does not grow by it: training is the same without this evaluation."""
+        """Return what the search would find, but a pool does not grow by it: training is the same without this
+        evaluation."""
         if not isinstance(self.searcher, PoolSearch):
             return super().personal(device, budget)
         architecture = self.searcher.largest(budget) or self.below_the_smallest

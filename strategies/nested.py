@@ -168,7 +168,7 @@ def check_no_statistics(family: Family, architecture: Architecture, what: str) -
 
 @lru_cache(maxsize=16384)
 def is_cut(family: Family, smaller: Architecture, larger: Architecture) -> bool:
-    """Whether every tensor of one architecture is a part of the larger one's tensor of that name."""
+    """Return whether every tensor of one architecture is a part of the larger one's tensor of that name."""
     if smaller == larger:
         return False
     outer = family.tensors(larger)
@@ -219,7 +219,7 @@ def step_bytes(
 def training_cost(
     family: Family, architecture: Architecture, lower: tuple[Architecture, ...], batch_size: int, optimizer: str
 ) -> Cost:
-    """What training an architecture and some lower levels in every step costs: more than training it alone.
+    """Return what training an architecture and some lower levels in every step costs: more than training it alone.
 
     Memory is that of the dearest part of a step. The own level's is that of training it alone; in the others' all
     gradients are there already (`wildflower.strategies.nested.step_bytes`). Compiled convolutions of all levels are

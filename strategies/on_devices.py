@@ -10,7 +10,7 @@ from wildflower.strategies.contract_values import Selection
 
 
 class OnDevices:
-    """What devices are asked before they train, what they hold, and what becomes of it.
+    """Questions to devices before they train, what they hold, and what becomes of it.
 
     first_question: what a device is asked before it trains for the first time; its facts go to `introduce`. Who gives
         no answer does not train in that round, and is asked again.
@@ -28,7 +28,7 @@ class OnDevices:
         """Drop what is held of a device that has left the fleet for good, also where nothing is."""
 
     def has_model(self, device: int) -> bool:
-        """Whether a device has a model that it could use now; by default whoever would be assigned one has.
+        """Return whether a device has a model that it could use now; by default whoever would be assigned one has.
 
         A method that leaves models on devices says here who has not trained one yet.
         """

@@ -25,7 +25,7 @@ MIN_PAIRS = 8
 
 @dataclass(frozen=True)
 class Predictor:
-    """What was learned from pairs of sub-networks and their accuracies.
+    """A predictor that was learned from pairs of sub-networks and their accuracies.
 
     Attributes:
         rank_correlation: Spearman's, between predicted and measured accuracies of the pairs that were held out; NaN
@@ -114,7 +114,7 @@ def _is_of(space: ElasticSpace, picks: Picks, architecture: Architecture) -> boo
 
 
 def is_of_supernet(path: Path) -> bool:
-    """Whether a file is what `wildflower supernet` writes beside the weights, of whatever space."""
+    """Return whether a file is what `wildflower supernet` writes beside the weights, of whatever space."""
     try:
         return "measured" in json.loads(path.read_text())
     except (OSError, TypeError, ValueError, RecursionError):

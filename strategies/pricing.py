@@ -71,7 +71,7 @@ def nothing_beside(architecture: Architecture) -> int:
 
 @dataclass(frozen=True)
 class Means:
-    """What a device may spend in a round, before anything is chosen for it.
+    """Amounts that a device may spend in a round, before anything is chosen for it.
 
     Attributes:
         budget: its message included.
@@ -82,7 +82,7 @@ class Means:
     message_bytes: Callable[[Architecture], int] = nothing_beside
 
     def afford(self, architecture: Architecture, price: Cost) -> bool:
-        """Whether the device can train an architecture at this price beside the message that brings it."""
+        """Return whether the device can train an architecture at this price beside the message that brings it."""
         beside_bytes = self.message_bytes(architecture)
         if beside_bytes:
             price = replace(price, peak_training_memory_bytes=price.peak_training_memory_bytes + beside_bytes)
@@ -90,12 +90,14 @@ class Means:
 
 
 def fits(price: Cost, budget: Budget) -> bool:
-    """Whether a device can train an architecture of this cost, its tensors can travel, and there is time for both."""
+    """Return whether a device can train an architecture of this cost, its tensors can travel, and there is time for
+    both."""
     return fit_in_turn([price], budget)
 
 
 def fit_in_turn(prices: Sequence[Cost], budget: Budget) -> bool:
-    """Whether a device can train these one after the other, all their tensors can travel at once, and there is time."""
+    """Return whether a device can train these one after the other, all their tensors can travel at once, and there is
+    time."""
     down_bytes, up_bytes = sum(p.download_bytes for p in prices), sum(p.upload_bytes for p in prices)
     in_memory = all(p.peak_training_memory_bytes <= budget.memory_bytes for p in prices)
     in_time = budget.in_time(down_bytes, up_bytes, sum(p.training_flops for p in prices))

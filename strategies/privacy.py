@@ -69,7 +69,7 @@ class Account:
         self._begun = (0, 0)  # a round, and how many of its means this process has begun
 
     def epsilon(self, *further: Release) -> float:
-        """What all releases cost, with `further` ones. Raises MissingExtraError."""
+        """Return what all releases cost, with `further` ones. Raises MissingExtraError."""
         return epsilon_of(costs_of([*self.releases, *further]), self.delta)
 
     def next_place(self, round_number: int) -> int:
@@ -79,7 +79,7 @@ class Account:
         return self._begun[1]
 
     def earlier(self, round_number: int, place: int) -> list[Release]:
-        """What was released at this place before the round was done again."""
+        """Return what was released at this place before the round was done again."""
         return [release for release in self.releases if (release.round, release.place) == (round_number, place)]
 
     def begin_in_memory(self) -> None:
@@ -109,7 +109,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Privacy:
-    """How a run protects its devices. Two runs are neighbors if one has one device more, with all its examples.
+    """The protection of a run's devices. Two runs are neighbors if one has one device more, with all its examples.
 
     Attributes:
         clip: the largest L2 norm of a device's change, S.
@@ -135,7 +135,7 @@ class Privacy:
         object.__setattr__(self, "account", Account(self.delta, self.budget))
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost that are done once. Raises MissingExtraError."""
+        """Return what so many rounds cost that are done once. Raises MissingExtraError."""
         return epsilon_after(rounds, self.noise_multiplier, self.sampling_rate, self.delta)
 
     def check_room(self, round_number: int) -> None:
@@ -154,7 +154,7 @@ Costs = tuple[tuple[float, float, int], ...]
 
 
 def costs_of(releases: Iterable[Release]) -> Costs:
-    """What the accountant composes.
+    """Return what the accountant composes.
 
     Real nodes are sampled anew when a round is done again, so that each release stands by itself. In a simulation the
     same devices are sampled again: k releases of one round are then no k samples, but k looks at one sample, which

@@ -62,14 +62,15 @@ class RoundSettings:
 
     @property
     def enough_devices(self) -> int:
-        """How many devices that have trained are enough, so that the rest of a round is not waited for.
+        """Return how many devices that have trained are enough, so that the rest of a round is not waited for.
 
         Under differential privacy all are waited for: whether one counts must not hang on the others.
         """
         return self.devices_per_round if self.privacy is None else self.devices
 
     def upload_bytes(self, tensor_sets_bytes: int) -> int:
-        """What tensor sets of so many bytes take on their way up: under masks every value is an integer of 64 bits."""
+        """Return what tensor sets of so many bytes take on their way up: under masks every value is an integer of 64
+        bits."""
         return 2 * tensor_sets_bytes if self.secure_minimum else tensor_sets_bytes
 
     def rate_factor_in(self, round_number: int) -> float:
@@ -85,18 +86,18 @@ class RoundSettings:
         return self.training.model_copy(update={"learning_rate": rate})
 
     def examples_trained(self, shard: int) -> int:
-        """How many examples the local training of a device with `shard` of them goes through in a round."""
+        """Return how many examples the local training of a device with `shard` of them goes through in a round."""
         training = self.training
         return training.steps * min(training.batch_size, shard) if training.steps else training.epochs * shard
 
     def personal_in(self, round_number: int) -> bool:
-        """Whether devices are scored on their own test shards after a round."""
+        """Return whether devices are scored on their own test shards after a round."""
         if not self.personal_every or round_number < self.personal_from:
             return False
         return round_number % self.personal_every == 0 or round_number == self.rounds
 
     def personal_training_in(self, round_number: int) -> LocalTraining | None:
-        """What devices then do with the model before it is scored; None: nothing."""
+        """Return what devices then do with the model before it is scored; None: nothing."""
         if not self.personal_epochs:
             return None
         return self.training_in(round_number).model_copy(update={"epochs": self.personal_epochs, "steps": 0})

@@ -139,7 +139,7 @@ class ExactSearch:
 
     @property
     def exact(self) -> bool:
-        """Whether `optimum` is the optimum always; in a large space it may miss it by a little."""
+        """Return whether `optimum` is the optimum always; in a large space it may miss it by a little."""
         return self.frontier.exact
 
     def optimum(self, budget: Budget) -> int | None:
@@ -226,7 +226,7 @@ class ExactSearch:
 
 
 def within(total: Cost, budget: Budget) -> bool:
-    """Whether a budget suffices for a network that travels to the device, is trained there and comes back."""
+    """Return whether a budget suffices for a network that travels to the device, is trained there and comes back."""
     in_time = budget.in_time(total.payload_bytes, total.payload_bytes, total.training_flops)
     in_memory = total.peak_training_memory_bytes <= budget.memory_bytes
     return in_memory and budget.can_travel(total.payload_bytes, total.payload_bytes) and in_time

@@ -80,7 +80,7 @@ class CandidateMethod(Method[P]):
 
     @property
     def below_the_smallest(self) -> Architecture | None:
-        """What a device gets that cannot afford the smallest architecture: nothing, or that all the same."""
+        """Return what a device gets that cannot afford the smallest architecture: nothing, or that all the same."""
         return None if self.below_smallest == "skip" else self.candidates[-1]
 
     def extra_architectures(self, device: int, budget: Budget, architecture: Architecture) -> list[Architecture]:

@@ -51,7 +51,7 @@ class TicketTraining(ClientStep):
 
     @property
     def may_prune(self) -> bool:
-        """Whether the mask keeps more than the target."""
+        """Return whether the mask keeps more than the target."""
         return (1 - self.pruned) ** self.prunings > self.target
 
     def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
@@ -159,7 +159,7 @@ def prunable(tensors: Mapping[str, TensorSpec]) -> list[str]:
 
 
 def kept_after(count: int, prunings: int, pruned: float) -> int:
-    """How many of `count` weights are kept after some prunings.
+    """Return how many of `count` weights are kept after some prunings.
 
     One drops what lies below the percentile of the magnitudes, as published code does: ceil(p (n - 1)) of n weights.
     """

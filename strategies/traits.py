@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Traits:
-    """What a method is fit for, with some settings of its own. What it does not say, it is not.
+    """The uses that a method is fit for, with some settings of its own. What it does not say, it is not.
 
     Attributes:
         averages: all that devices return goes into a `Method.running_mean`, and nothing relies on its being the mean:
@@ -34,5 +34,5 @@ class Traits:
 
     @property
     def tells_means_only(self) -> bool:
-        """Whether noise on what is averaged makes the method differentially private."""
+        """Return whether noise on what is averaged makes the method differentially private."""
         return self.averages and not self.tells_more

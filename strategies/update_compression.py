@@ -32,7 +32,7 @@ _LEVEL_BITS = range(1, MAX_BITS + 1)
 
 @dataclass(frozen=True)
 class Compressed:
-    """What a compressed update says.
+    """The content of a compressed update.
 
     Attributes:
         values: the update, 0 in kernels that were dropped.
@@ -77,7 +77,7 @@ class Code:
 
     @cached_property
     def shapes(self) -> list[tuple[int, int]]:
-        """Of every tensor its kernels, and the elements of one."""
+        """Return the kernels of every tensor, and the elements of one."""
         return [_kernels(entry.shape) for entry in self.layout.entries]
 
     @cached_property
@@ -103,7 +103,7 @@ class Code:
 
     @property
     def least_bytes(self) -> int:
-        """What is needed whatever the update is: the largest kernel, with two levels."""
+        """Return what is needed whatever the update is: the largest kernel, with two levels."""
         return self.fixed_bytes + bytes_of(2 * int(self.sizes.max()))
 
     # Writing
@@ -221,7 +221,7 @@ class Code:
 
 @lru_cache(maxsize=256)
 def code_of(family: Family, architecture: Architecture, beta: float) -> Code:
-    """How the update of a sub-model travels; what is frozen has none."""
+    """Return how the update of a sub-model travels; what is frozen has none."""
     return Code(TensorSet.of(family.tensors(architecture)).layout, beta)
 
 

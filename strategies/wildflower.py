@@ -200,7 +200,8 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
         return space_within(self.family, max(self.widths), self.params.shares)
 
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
-        """What the search finds for the budgets of a fleet (`wildflower.strategies.fleet_search.fleet_options`)."""
+        """Return what the search finds for the budgets of a fleet
+        (`wildflower.strategies.fleet_search.fleet_options`)."""
         training = self.settings.training.examples_at_once, self.settings.optimizer
         if self.space is None or (searcher := searcher_of(self.space, self.params.criterion, *training)) is None:
             return []

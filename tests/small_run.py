@@ -147,6 +147,7 @@ def small_config(folder: Path, **changes: Any) -> RunConfig:
         "widths": "1, 0.5, 0.25",
         "rounds": 4,
         "evaluate-every": 4,
+        "deliver": "largest",
         "local-steps": 1,
         "seed": 3,
         "family": "lenet5",

@@ -1,4 +1,4 @@
-"""Wildflower in Python: `wf.run`, `wf.load`, `wf.sweep` and `wf.compare` (docs/python.md); and the command.
+"""Wildflower in Python: `wf.run`, `wf.load`, `wf.sweep`, `wf.tune` and `wf.compare` (docs/python.md); and the command.
 
 Nothing is imported before it is used: `import wildflower` takes milliseconds.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wildflower.launch.experiment_file import SettingsError
-    from wildflower.launch.python import Run, RunError, Sweep, compare, load, run, sweep
+    from wildflower.launch.python import Run, RunError, Sweep, Tuned, compare, load, run, sweep, tune
     from wildflower.server_app.compare import Comparison
     from wildflower.server_app.run_folder import JournalError
 
@@ -19,10 +19,12 @@ __all__ = [
     "RunError",
     "SettingsError",
     "Sweep",
+    "Tuned",
     "compare",
     "load",
     "run",
     "sweep",
+    "tune",
 ]
 
 # In a checkout `client_app`, `models`, `server_app` and `strategies` lie beside this folder, with links to them in it.

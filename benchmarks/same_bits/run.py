@@ -109,6 +109,7 @@ BASE: dict[str, Any] = {
     "seed": 3,
     "evaluate-every": 1,
     "evaluate-tiers": True,
+    "deliver": "largest",
     "statistics.devices": 4,  # as many as a round has
     "statistics.examples": 0,
     "personal.every": 0,

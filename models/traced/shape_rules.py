@@ -229,7 +229,7 @@ def reduce(found: Propagation, node: Node) -> Found:
 
 
 def largest(found: Propagation, node: Node) -> Found:
-    """Of `max` and `min`: the largest of all, along a dimension, or of two tensors."""
+    """Return for `max` and `min` the largest of all, along a dimension, or of two tensors."""
     given = arguments(node)
     if "other" in given:
         return found.elementwise(node)

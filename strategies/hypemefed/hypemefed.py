@@ -98,7 +98,7 @@ class HypeMeFedParams(Params):
 
 @dataclass
 class Upload:
-    """What is kept of a device's update until the end of the round: all that hypernetworks read or guess."""
+    """Parts of a device's update that are kept until the end of the round: all that hypernetworks read or guess."""
 
     device: int
     exit: int

@@ -88,7 +88,7 @@ class Bases:
 
 @dataclass(frozen=True)
 class Change:
-    """How devices changed a tensor in a round, in units of the root mean square of their changes.
+    """Changes of a tensor by devices in a round, in units of the root mean square of their changes.
 
     begun: what they were sent. unit: of their changes; 0 where they changed nothing.
     """
@@ -97,7 +97,7 @@ class Change:
     unit: float
 
     def in_units(self, value: Tensor) -> Tensor:
-        """What a device changed: what a hypernetwork is to guess of it."""
+        """Return what a device changed: what a hypernetwork is to guess of it."""
         return (value - self.begun) / (self.unit or 1.0)
 
     def guessed(self, output: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Change:
         return self.begun + self.unit * output
 
     def bases(self, rank: int) -> Bases:
-        """How hypernetworks read the tensor: what a device changed is made as large as the tensor itself."""
+        """Return how hypernetworks read the tensor: what a device changed is made as large as the tensor itself."""
         size = float(self.begun.square().mean().sqrt())
         return Bases(self.begun, rank, gain=size / self.unit if size and self.unit else 1.0)
 
@@ -146,7 +146,7 @@ class LowRankHypernetwork(nn.Module):
         return _where(self)
 
     def prepare(self, weight: Tensor) -> Factors:
-        """What of a source weight goes in."""
+        """Return what of a source weight goes in."""
         return factorize(weight.to(self.device), self.rank)
 
     def forward(self, factors: Factors) -> Tensor:
@@ -183,7 +183,7 @@ def fit(
 
 @dataclass
 class Reading:
-    """How hypernetworks read and guess tensors of a round's devices.
+    """The way in which hypernetworks read and guess tensors of a round's devices.
 
     guess: "change", what devices changed of what they were sent; "weight", what they have, whatever they were sent.
     sent: to all devices. units: of what devices changed of each tensor (`unit_of_changes`).
@@ -195,7 +195,7 @@ class Reading:
     _bases: dict[tuple[str, int], Bases] = field(default_factory=dict)
 
     def inputs(self, network: LowRankHypernetwork, source: str, value: Tensor) -> Factors:
-        """What a hypernetwork reads of a device's source tensor."""
+        """Return what a hypernetwork reads of a device's source tensor."""
         if self.guess == "weight":
             return network.prepare(value)
         return self.in_bases_of_sent(network, source, value)
@@ -211,7 +211,7 @@ class Reading:
         return self._bases[key].factors(value.to(network.device))
 
     def wanted(self, target: str, value: Tensor) -> Tensor:
-        """What a hypernetwork is to answer for a device that has the target."""
+        """Return what a hypernetwork is to answer for a device that has the target."""
         return value if self.guess == "weight" else self._change(target).in_units(value)
 
     def guessed(self, target: str, output: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def generate(network: LowRankHypernetwork, inputs: Factors) -> Tensor:
 def shortfall(
     network: LowRankHypernetwork, samples: Sequence[tuple[Factors, Tensor]], weights: Sequence[float]
 ) -> Tensor:
-    """What guesses for devices that have the target lack of it, in the weighted mean over them.
+    """Return what guesses for devices that have the target lack of it, in the weighted mean over them.
 
     Added to a guess for a device that has it not, it makes of all guesses what survey sampling calls the difference
     estimator: the owners' mean, and how much more or less than for them is guessed for this device. A hypernetwork that

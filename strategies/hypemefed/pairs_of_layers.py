@@ -32,7 +32,7 @@ def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dic
         return name.startswith(tuple(f"{head}." for head in family.segments))
 
     def kind_of(name: str) -> tuple[bool, int, str]:
-        """Whether it is a head's, of how many dimensions, and a weight or a bias: a norm's scale is no shift."""
+        """Return whether it is a head's, of how many dimensions, and a weight or a bias: a norm's scale is no shift."""
         return of_head(name), len(specs[name].shape), name.rpartition(".")[2]
 
     segments: list[tuple[list[str], list[str]]] = []  # layers, and all that is generated

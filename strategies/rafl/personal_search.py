@@ -53,7 +53,7 @@ class PersonalSearch:
 
     @property
     def remedy(self) -> str:
-        """What makes smaller personal models possible."""
+        """Return what makes smaller personal models possible."""
         if isinstance(self.space, ElasticSpace):
             return "smaller options in family-arguments, such as depths and expand_ratios (docs/supernets.md)"
         return f"smaller shares in rafl.shares = {', '.join(f'{share:g}' for share in self.params.shares)!r}"

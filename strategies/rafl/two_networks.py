@@ -180,12 +180,12 @@ class TwoNetworks:
         )
 
     def personal_cost(self, architecture: Architecture) -> Cost:
-        """What training a personal model by itself costs."""
+        """Return what training a personal model by itself costs."""
         return self._plain(self.family, architecture)
 
     @property
     def knowledge_cost(self) -> Cost:
-        """What training the knowledge network by itself costs."""
+        """Return what training the knowledge network by itself costs."""
         return self._plain(self.knowledge.family, self.knowledge.architecture)
 
     def _plain(self, family: Family, architecture: Architecture) -> Cost:
@@ -202,7 +202,7 @@ class TwoNetworks:
         )
 
     def price(self, architecture: Architecture, *, first: bool) -> Cost:
-        """What an order costs; at a first contact the personal model travels too, unless the device draws it."""
+        """Return what an order costs; at a first contact the personal model travels too, unless the device draws it."""
         step = self.client_step(first=first)
         down, up = tensor_set_bytes(step, self.family, architecture, self.settings.wire)
         personal, knowledge = self._passes(first=first)
@@ -221,7 +221,7 @@ class TwoNetworks:
         return 1 + (first and self.given) * calibration, 1 + self.knowledge.cut * calibration
 
     def left_for_personal(self, budget: Budget) -> Budget | None:
-        """What the knowledge network leaves of a budget, with payloads as 32-bit floats; None: nothing."""
+        """Return what the knowledge network leaves of a budget, with payloads as 32-bit floats; None: nothing."""
         step, passes = self.client_step(first=True), self._passes(first=True)
         ends = (self.space.smallest(), self.space.largest())
         budget = in_floats(budget, step, self.family, ends, self.settings)

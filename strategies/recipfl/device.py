@@ -37,7 +37,7 @@ class TaughtTraining(Training):
         return {"weights": TensorSet.of(family.tensors(architecture))}
 
     def model(self, context: ClientContext) -> Network:
-        """What was sent, with the device's own statistics."""
+        """Return what was sent, with the device's own statistics."""
         return context.build(context.received["weights"] | (context.kept("statistics") or {}))
 
     def train(self, context: ClientContext) -> Answer:

@@ -26,7 +26,7 @@ FARTHEST = 50  # the most edges that a virtual edge stands for
 
 
 class ShapeParams(Params):
-    """How large the hypernetwork is, and what it looks at."""
+    """Sizes of the hypernetwork, and what it looks at."""
 
     hypernetwork: Literal["printed", "published"] = Field(
         "printed",

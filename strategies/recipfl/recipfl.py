@@ -62,7 +62,7 @@ class RecipFLParams(ShapeParams):
 
 @dataclass
 class Current:
-    """What is kept of a device's last upload: what the hypernetwork reads of it, and what it does not generate."""
+    """Parts of a device's last upload: what the hypernetwork reads of it, and what it does not generate."""
 
     digests: Tensor
     kept: Weights
@@ -123,7 +123,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     @classmethod
     def check(cls, params: RecipFLParams, *, both_models: bool) -> None:
-        """What strong devices train follows from `transfer`."""
+        """Refuse `both_models`: what strong devices train follows from `transfer`."""
         if both_models:
             raise ValueError(
                 "both-models = True: recipfl says itself what strong devices train: leave it false, and see "
@@ -173,7 +173,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         self.generated = {}
 
     def payload(self, group: Group) -> TensorSets:
-        """What the hypernetwork writes for a device."""
+        """Return what the hypernetwork writes for a device."""
         owner = (group.selection.number, group.architecture)
         if owner not in self.generated:
             together = [owner]
@@ -233,7 +233,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         return [name for name in parameters_of(self.family.tensors(architecture)) if name not in made]
 
     def frozen_weights(self) -> Weights:
-        """What the run freezes of all candidates."""
+        """Return what the run freezes of all candidates."""
         return self.frozen
 
     # What comes back -------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         return self.scorers
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """What the device would be given now, written for it."""
+        """Return what the device would be given now, written for it."""
         architecture = self.assign(device, budget)
         return None if architecture is None else (architecture, self.selection(device, architecture))
 

@@ -126,7 +126,7 @@ def normalized(values: Tensor, operator: str, scale: float = 1.0) -> Tensor:
 
 
 def tiles_of(operator: str, nodes: Sequence[Node], maximum: int) -> set[tuple[int, ...]]:
-    """What the tensors of an operator have of its tile.
+    """Return what the tensors of an operator have of its tile.
 
     That is as large as the largest of them in every dimension, of which channels of weights are bounded, classes never.
     """

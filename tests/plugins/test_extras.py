@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from tests.small_run import small_config, started
 from wildflower.cli import command, export
 from wildflower.launch.experiment import run_experiment
+from wildflower.launch.tuning import tune
 from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
 from wildflower.papers import made
@@ -129,6 +130,9 @@ USES = {
     "onnxruntime": [lambda folder: text_of(lambda: export._read_onnx(folder / "model.onnx", None))],
     "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],
     "matplotlib": [lambda _: text_of(lambda: figure([], scale_of(None)))],
+    "optuna": [
+        lambda folder: text_of(lambda: tune(folder / "exp.toml", [], {}, 1, folder, 0, Console(file=io.StringIO())))
+    ],
     "mlflow": [lambda folder: told(folder, "tracker=mlflow")],
     "wandb": [lambda folder: told(folder, "tracker=wandb")],
 }

@@ -21,7 +21,7 @@ def test_one_table_for_a_paper(two_methods):
     comparison = compare(two_methods)
     head, marks, first, second = comparison.to_markdown().splitlines()
     assert head.startswith("| method | seeds | delivered, % | worst tier, % | whole model, % | rounds to 20 % |")
-    assert marks.startswith("| --- | --- | ---: |")
+    assert marks.startswith("| --- | --- |")
     assert first.startswith("| heterofl | 1-2 | 60.0 ± 28.3 | 15.0 ± 7.1 | 30.0 ± 14.1 | 1 |")
     assert second.startswith("| fedrolex | 1-2 | 20.0 ± 0.0 |")
     assert len(head.split("|")) - 2 <= 12

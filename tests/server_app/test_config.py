@@ -550,10 +550,6 @@ def test_all_wrong_values_are_told_at_once():
         ({"schedule.decay-rounds": "0"}, "schedule.decay-rounds = '0': must be numbers of rounds, from 1 on"),
         ({"schedule.decay-rounds": "inf"}, "schedule.decay-rounds = 'inf': must be numbers of rounds, from 1 on"),
         (
-            {"deliver": "best", "evaluate-tiers": False},
-            "deliver = 'best': it is the best of what is scored: set evaluate-tiers = true",
-        ),
-        (
             {"run-name": "a\nb"},
             "run-name = 'a\\nb': the name of a folder has letters that can be printed",
         ),

@@ -44,7 +44,7 @@ SOMEWHERE = Deployment("the SuperLink", None)
 
 @dataclass
 class Page:
-    """What was found, in the order in which it is read.
+    """Findings, in the order in which it is read.
 
     Attributes:
         sections: a title and what stands below it: lines, and tables.

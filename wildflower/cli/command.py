@@ -14,6 +14,7 @@ from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
 from wildflower.cli.export_command import export, predict
 from wildflower.cli.family_command import family
+from wildflower.cli.fleet import fleet
 from wildflower.cli.new import new
 from wildflower.cli.nodes import nodes
 from wildflower.cli.options import Overrides, print_table
@@ -23,6 +24,7 @@ from wildflower.cli.probe_command import bandwidth_server, probe
 from wildflower.cli.run import run
 from wildflower.cli.supernet_command import supernet
 from wildflower.cli.sweep import sweep
+from wildflower.cli.tune import tune
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.plugins.user_error import UserError
 
@@ -81,7 +83,7 @@ def _options(
     pass
 
 
-for started in (run, sweep, paper, report, compare):
+for started in (run, sweep, tune, paper, report, compare):
     app.command()(started)
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 
@@ -133,7 +135,7 @@ def config(
         typer.echo(f"--all shows all {len(values)} keys.")
 
 
-for shown in (check, plan, family, export, predict, supernet, nodes, probe, bandwidth_server):
+for shown in (check, plan, family, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
     app.command()(shown)
 
 

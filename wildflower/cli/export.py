@@ -51,7 +51,7 @@ class ExportError(UserError):
 
 
 class Facts(BaseModel):
-    """What lies beside an exported model as JSON: how inputs look, and what outputs mean.
+    """Facts beside an exported model as JSON: how inputs look, and what outputs mean.
 
     Attributes:
         input_shape, input_dtype: of one input, without the batch.

@@ -52,7 +52,7 @@ class PlanError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What one device would get, and what it would take there.
+    """The model that one device would get, and what it would take there.
 
     Attributes:
         parameters: of the largest model that it trains; 0 where it gets none.
@@ -77,7 +77,7 @@ class DevicePlan:
 
     @property
     def seconds(self) -> float:
-        """Of a round, as far as links and speed are known."""
+        """Return the time of a round, as far as links and speed are known."""
         return sum(part or 0.0 for part in (self.download_seconds, self.training_seconds, self.upload_seconds))
 
     def to_json(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def spread(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def plan_device(engine: Engine, device: int) -> DevicePlan:
-    """What the engine would ask of a device in its next round, and what it would take there."""
+    """Return what the engine would ask of a device in its next round, and what it would take there."""
     orders = engine.asking.orders(device)
     budget, tier = orders[0].budget, orders[0].tier
     binds = binding(engine, device, budget)
@@ -271,7 +271,7 @@ def binding(engine: Engine, device: int, budget: Budget) -> tuple[str, ...]:
 
 
 def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
-    """What a user should change before the run, in sentences."""
+    """Return what a user should change before the run, in sentences."""
     method = engine.method
     found = [ignored] if (ignored := config.ignored_text()) else []
     smallest = method.cost(method.smallest_architecture)
@@ -432,7 +432,7 @@ def _by_tier(devices: Sequence[DevicePlan]) -> dict[str, list[DevicePlan]]:
 
 
 def plan_tables(plan: Plan, *, by_node: bool) -> list[Table]:
-    """What every tier or node gets, and how long a round takes there. Both tables read in 80 columns.
+    """Return what every tier or node gets, and how long a round takes there. Both tables read in 80 columns.
 
     Figures that differ within a tier are ranges; seconds are those of its slowest device.
     """

@@ -39,7 +39,7 @@ class PredictError(UserError):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one file.
+    """The model's answer for one file.
 
     Attributes:
         label: its name, or its number where the task has no names; None where the file cannot be read.

@@ -58,7 +58,7 @@ class SupernetError(UserError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command is asked for.
+    """The request to the command.
 
     Attributes:
         output: the safetensors file of the trained supernet; what a resumed training needs lies beside it.

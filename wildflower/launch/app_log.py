@@ -17,13 +17,13 @@ LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
 
 
 def waiting_text(log: Path, start: int) -> str:
-    """What an app waits for, by the last line of its log after `start` bytes; "" where it does not wait."""
+    """Return what an app waits for, by the last line of its log after `start` bytes; "" where it does not wait."""
     found = re.search(rf"{WAITING}\d+ connected so far", last_lines(log, 1, start))
     return found[0] if found else ""
 
 
 def log_since(log: Path, start: int) -> str:
-    """What a log holds after its first `start` bytes, without colors; "" where there is none."""
+    """Return what a log holds after its first `start` bytes, without colors; "" where there is none."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -32,7 +32,8 @@ def log_since(log: Path, start: int) -> str:
 
 
 def warnings_text(log: str, path: Path, already: Collection[str]) -> str:
-    """How often the app warned in a log, and of what: the first of each kind, at most `MAX_WARNINGS`; "" if never.
+    """Return how often the app warned in a log, and of what: the first of each kind, at most `MAX_WARNINGS`; "" if
+    never.
 
     What has been told `already` is left out.
 

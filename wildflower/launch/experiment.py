@@ -169,7 +169,7 @@ def _run(
 
 
 def full_disk_text(run_dir: Path) -> str:
-    """What to do where the disk of a run's folder has no room left, not even for its log; "" where it has."""
+    """Return what to do where the disk of a run's folder has no room left, not even for its log; "" where it has."""
     free_bytes = shutil.disk_usage(run_dir).free
     if free_bytes >= FULL_DISK_BYTES:
         return ""

@@ -135,7 +135,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """What a TOML file of settings holds, which is called `what` where it cannot be read. Raises SettingsError."""
+    """Return what a TOML file of settings holds, which is called `what` where it cannot be read. Raises
+    SettingsError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a mark of order before it
     except OSError as error:

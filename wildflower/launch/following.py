@@ -91,7 +91,7 @@ class JournalWatch:
         self._ended_at: float | None = None
 
     def writer_was_killed(self) -> bool:
-        """Whether the process that wrote the run is gone without having ended it."""
+        """Return whether the process that wrote the run is gone without having ended it."""
         held = is_held(self.run_dir)
         if self._held and held is False:
             return True
@@ -101,7 +101,7 @@ class JournalWatch:
         return False
 
     def seconds_since_the_end(self) -> float:
-        """How long ago `writer_was_killed` has seen that the run had ended in order; 0 where it has not."""
+        """Return how long ago `writer_was_killed` has seen that the run had ended in order; 0 where it has not."""
         return 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
 
     def writer_ends_within(self, seconds: float) -> bool:

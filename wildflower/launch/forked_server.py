@@ -112,7 +112,7 @@ def _serve(
     with local_grid(config.workers) as grid:
         if engine.own is None:  # where devices have their own data, workers have no test set to share
             spec = TaskSpec.from_json(engine.settings.task)
-            scorer = scorer_on(grid, spec, held_out=config.deliver == "best")
+            scorer = scorer_on(grid, spec, held_out=engine.settings.deliver == "best")
         run(grid, config, (engine, scorer))
 
 

@@ -40,7 +40,7 @@ MODEL_CAN_BE = (
 
 @dataclass(frozen=True)
 class Objects:
-    """What `wf.run` takes beside settings; see there.
+    """Arguments of `wf.run` beside settings; see there.
 
     methods: further classes of methods, which a sweep compares.
     """

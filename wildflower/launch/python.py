@@ -20,13 +20,15 @@ from wildflower.launch.before import check_population
 from wildflower.launch.experiment_file import SettingsError, beside, free_name, place, read_toml, resolve
 from wildflower.launch.following import LOOK_SECONDS, JournalWatch
 from wildflower.launch.objects import EXPERIMENT, FOLDER, Objects, are_objects, method_reference, written_down
-from wildflower.launch.python_settings import by_reference, grid_of, overrides_of, rows_of, with_dashes
+from wildflower.launch.python_settings import by_reference, grid_of, overrides_of, rows_of, space_of, with_dashes
 from wildflower.launch.results import Run, Sweep
 from wildflower.launch.showing import progress
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.launch.sweeps import Row, check_seeds, folder_of, is_whole
 from wildflower.launch.sweeps import sweep as run_sweep
 from wildflower.launch.terminal import terminal
+from wildflower.launch.tuning import Tuned, checked_space
+from wildflower.launch.tuning import tune as run_tune
 from wildflower.plugins.reference import is_reference, module_label
 from wildflower.server_app.compare import Comparison
 from wildflower.server_app.compare import compare as compare_runs
@@ -45,10 +47,12 @@ __all__ = [
     "RunError",
     "SettingsError",
     "Sweep",
+    "Tuned",
     "compare",
     "load",
     "run",
     "sweep",
+    "tune",
 ]
 
 SAID_LINES = 60
@@ -271,7 +275,7 @@ def _how_to_go_on(folder: Path, name: str, rounds: int) -> str:
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """What a run has left so far: one from `run`, from the command, or from real devices.
+    """Return what a run has left so far: one from `run`, from the command, or from real devices.
 
     Raises:
         JournalError: the folder holds no run.
@@ -279,6 +283,54 @@ def load(folder: str | os.PathLike[str]) -> Run:
     path = Path(folder).absolute()  # what is read later is read from there, wherever the notebook has gone meanwhile
     read_config(path)
     return Run(path, read_summary(path) or summarize(path, "unfinished", None))
+
+
+def tune(
+    experiment: str | os.PathLike[str] | None = None,
+    *,
+    search: Mapping[str, Any],
+    trials: int = 20,
+    folder: str | os.PathLike[str] | None = None,
+    model: object = None,
+    data: object = None,
+    label: str | None = None,
+    test: object = None,
+    loss: object = None,
+    metric: object = None,
+    levels: Sequence[Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> Tuned:
+    """Search for the values of keys that deliver most, as `wildflower tune` does; the same call goes on.
+
+    A trial is a run, which is ended early where it is below the median of earlier ones.
+
+    Args:
+        experiment: the experiment file; None where the arguments say everything.
+        search: keys and what they may be, a range or a list: `{"learning_rate": (0.001, 0.3), "batch_size": [8, 32]}`;
+            a method's own as a dict: `{"fedprox": {"mu": (0.001, 1.0)}}`.
+        trials: how many there are in all.
+        folder: where the runs lie; by default runs/NAME-tune, by the experiment's or the model's name.
+        model, data, label, test, loss, metric, levels: as for `run`.
+        settings: keys of all runs, as for `run`.
+
+    Raises:
+        SettingsError: a trial cannot start with its settings, or the folder has a search over other keys.
+        RunError: no trial is finished.
+        KeyboardInterrupt: the search was interrupted; the same call goes on.
+    """
+    space = checked_space(space_of(search))
+    objects = Objects(model, data, label, test, loss, metric, levels)
+
+    def tune_folder(keys: dict[str, Any], label: str) -> Path:
+        return (Path("runs") / f"{Path(label).stem}-tune" if folder is None else Path(folder)).absolute()
+
+    with _experiment(experiment, objects, with_dashes(settings), tune_folder) as (file, final):
+        written = file.name == EXPERIMENT and file.parent.name == FOLDER
+        where = file.parents[1] if written else tune_folder({}, str(file))
+        try:
+            return run_tune(file, overrides_of(final), space, trials, where, 0, terminal())
+        except RuntimeError as error:
+            raise RunError(str(error)) from None
 
 
 def sweep(

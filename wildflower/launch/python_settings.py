@@ -36,6 +36,19 @@ def grid_of(grid: object, prefix: str = "") -> dict[str, list[str]]:
     return texts
 
 
+def space_of(search: object, prefix: str = "") -> dict[str, Any]:
+    """Return what is searched by key; a dict in place of values has those of a method's own keys."""
+    if not isinstance(search, Mapping):
+        raise SettingsError(
+            f'search = {search!r}: must be a dict of keys and their ranges, such as {{"learning_rate": (0.001, 0.3)}}'
+        )
+    found: dict[str, Any] = {}
+    for name, values in search.items():
+        key = f"{prefix}{_key(name)}"
+        found |= space_of(values, f"{key}.") if isinstance(values, Mapping) else {key: values}
+    return found
+
+
 def _values(key: str, values: object) -> list[str]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise SettingsError(f"grid {key} = {values!r}: must be a list of values")

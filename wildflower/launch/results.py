@@ -36,7 +36,7 @@ OVERVIEW = (
 
 
 class Run:
-    """What a run has left in its folder, finished or not.
+    """The results that a run has left in its folder, finished or not.
 
     Attributes:
         folder: where it lies.

@@ -134,7 +134,7 @@ def notebook_bar(what: str, total: int) -> NotebookBar:
 
 
 def newest_figures(rounds: Sequence[RoundRecord], total: int) -> str:
-    """Of finished rounds in a few words: the last score, the bytes of training so far, the time that is left.
+    """Return finished rounds in a few words: the last score, the bytes of training so far, the time that is left.
 
     The score is that of what devices get, and the whole model's where that was not evaluated.
     """
@@ -148,7 +148,8 @@ def newest_figures(rounds: Sequence[RoundRecord], total: int) -> str:
 
 
 def seconds_left(rounds: Sequence[RoundRecord], total: int) -> float:
-    """What the rounds to come should take, by the median of the last ten: the first one also starts the workers."""
+    """Return what the rounds to come should take, by the median of the last ten: the first one also starts the
+    workers."""
     recent = [record.wall_seconds for record in rounds[-10:]]
     return max(0, total - len(rounds)) * median(recent) if recent else 0.0
 

@@ -39,19 +39,19 @@ class FlowerError(UserError):
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What Flower says of a run: "pending", "starting", "running" or "finished:completed", ":failed", ":stopped"."""
+    """Flower's words for a run: "pending", "starting", "running" or "finished:completed", ":failed", ":stopped"."""
 
     status: str
     details: str
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over, in whatever way."""
+        """Return whether the run is over, in whatever way."""
         return self.status.startswith("finished")
 
     @property
     def completed(self) -> bool:
-        """Whether the run is over and Flower knows of no failure."""
+        """Return whether the run is over and Flower knows of no failure."""
         return self.status == "finished:completed"
 
 

@@ -99,7 +99,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a sweep.
+    """The outcome of a sweep.
 
     Attributes:
         planned: all of its runs.
@@ -189,7 +189,7 @@ def check_seeds(given: Any) -> list[int]:
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether a value is a whole number from `least` on."""
+    """Return whether a value is a whole number from `least` on."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 

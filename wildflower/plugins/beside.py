@@ -232,7 +232,7 @@ def _is_of_the_app(module_name: str) -> bool:
 
 
 def is_code_of_the_app(file: Path) -> bool:
-    """Whether a file is the app's own code, wherever the app's packages lie."""
+    """Return whether a file is the app's own code, wherever the app's packages lie."""
     inside = APP / NAME
     beside = [APP / name for name in OUTSIDE if (inside / name).resolve() == APP / name or not (inside / name).is_dir()]
     return any(file.resolve().is_relative_to(folder) for folder in (inside, *beside))

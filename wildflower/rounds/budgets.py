@@ -14,7 +14,7 @@ MESSAGE_COPIES = 5
 
 
 def budget_in_round(device: int, population: Population, settings: RoundSettings) -> Budget:
-    """What a device may spend in this round, its message included."""
+    """Return what a device may spend in this round, its message included."""
     budget = budget_of(
         population.report(device),
         memory_fraction=settings.memory_fraction,

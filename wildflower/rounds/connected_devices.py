@@ -78,7 +78,7 @@ class ConnectedDevices(Population):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: also to whom devices belong."""
+        """Return what a checkpoint keeps: also to whom devices belong."""
         owners = {str(device): list(nodes) for device, nodes in sorted(self._owners.items())}
         return {**super().state_dict(), **self._quarantine.state_dict(), "owners": owners}
 
@@ -137,7 +137,7 @@ class ConnectedDevices(Population):
 
     @override
     def newest_reports(self) -> list[NodeState]:
-        """What every node said last, by device, also that of nodes which are busy or gone."""
+        """Return what every node said last, by device, also that of nodes which are busy or gone."""
         now = time.monotonic()
         return [
             NodeState(k.node, device, k.report, now - k.reported, self.memory_factor(device))

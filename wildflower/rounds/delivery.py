@@ -101,7 +101,7 @@ def best_that_fit(
     scale: Scale,
     cost_of: Callable[[Architecture], Cost],
 ) -> dict[int, Architecture | None]:
-    """Of the models that fit each device the one that scores best on held-out examples; of equal ones the largest.
+    """Return, for each device, the model that fits it and scores best on held-out examples; of equal ones the largest.
 
     A device that would be assigned none chooses too, such as the smallest model that others train beside theirs.
 
@@ -135,7 +135,7 @@ def delivered_models(
     values: Mapping[Architecture, float],
     nothing: float,
 ) -> Delivered | None:
-    """What devices are given of models that the server has scored.
+    """Return what devices are given of models that the server has scored.
 
     Args:
         values: the test scores of the models. Devices whose model could not be scored are left out.
@@ -159,7 +159,7 @@ def scores_of_devices(
     values: Mapping[Architecture, float],
     nothing: float,
 ) -> dict[int, float]:
-    """What the model that each device is given scores; the arguments are those of `delivered_models`."""
+    """Return what the model that each device is given scores; the arguments are those of `delivered_models`."""
     of_device: dict[int, float] = {}
     for r in recipients:
         architecture = given[r.device]
@@ -176,7 +176,7 @@ def delivered_on_devices(
     has_model: Callable[[int], bool],
     nothing: float,
 ) -> Delivered | None:
-    """What devices are given that score models of their own, of which only some have been scored.
+    """Return what devices are given that score models of their own, of which only some have been scored.
 
     A device counts as the mean of those of its tier that were scored. Devices of tiers without any are left out.
 

@@ -225,7 +225,7 @@ class Evaluating:
 
     @property
     def tests_on_devices(self) -> bool:
-        """Whether nobody but the devices has examples to test on."""
+        """Return whether nobody but the devices has examples to test on."""
         return self.own is not None and not self.population.holdings.test_set
 
     def _federated(
@@ -294,7 +294,7 @@ class Evaluating:
 
     @property
     def models_of_tiers(self) -> dict[str, Architecture]:
-        """What each tier would be given, or where that is nothing now, what it was given last."""
+        """Return what each tier would be given, or where that is nothing now, what it was given last."""
         return self.scored_tiers | self.delivered_tiers
 
     def _holds(self, order: Order) -> bool:

@@ -29,7 +29,7 @@ MAX_NAMED = 256  # parts whose hashes are kept though no device holds them; othe
 
 @dataclass(frozen=True)
 class Owed:
-    """What a device is sent of an architecture's frozen part.
+    """The part that a device is sent of an architecture's frozen part.
 
     Attributes:
         name: of the part; "" where nothing is frozen.
@@ -91,7 +91,7 @@ class Frozen:
             yield place, pack(tensor, Layout.of(tensor))
 
     def owed(self, device: int, architecture: Architecture, selection: Selection) -> Owed:
-        """What a device still has to be sent before it can train an architecture."""
+        """Return what a device still has to be sent before it can train an architecture."""
         part = self._part(architecture, selection)
         if part is None:
             return Owed()

@@ -83,7 +83,7 @@ class Round:
 
 
 class RoundHook:
-    """What happens beside a round. Each function is called at its point in every round; override those you need.
+    """An optional part of a round. Each function is called at its point in every round; override those you need.
 
     Hooks of one's own stand in the run's `hooks`, or in `wf.run(..., hooks=[...])`.
     """
@@ -134,7 +134,7 @@ def name_of(hook: RoundHook) -> str:
 
 
 def is_of_a_user(hook: RoundHook) -> bool:
-    """Whether a hook is none of the project's own."""
+    """Return whether a hook is none of the project's own."""
     return not type(hook).__module__.startswith("wildflower.")
 
 
@@ -179,7 +179,7 @@ def check_hooks(hooks: Sequence[RoundHook], settings: RoundSettings) -> None:
 
 
 def overrides(hook: RoundHook, point: str) -> bool:
-    """Whether a hook does anything at a point."""
+    """Return whether a hook does anything at a point."""
     return getattr(type(hook), point) is not getattr(RoundHook, point)
 
 

@@ -32,7 +32,7 @@ def drop_late(
 
 
 class Load(NamedTuple):
-    """What all orders of a device together make it download, compute and upload in a round."""
+    """The load of all orders of a device together: what they make it download, compute and upload in a round."""
 
     bytes_down: int
     flops: float
@@ -49,7 +49,8 @@ def load_of(orders: Sequence[Assignment], family: Family, population: Population
 
 
 def simulated_seconds(assignments: Sequence[Assignment], settings: RoundSettings) -> float:
-    """How long the round took by the virtual clock: until the last device whose update counts, or the deadline."""
+    """Return how long the round took by the virtual clock: until the last device whose update counts, or the
+    deadline."""
     waited = [a.simulated_seconds for a in assignments if a.outcome == "trained"]
     enough = devices_that_trained(assignments) >= settings.enough_devices
     missing = any(a.outcome == "late" for a in assignments) and not enough

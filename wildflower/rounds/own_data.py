@@ -33,7 +33,7 @@ ASK_SECONDS = 600.0  # a first answer reads and decodes all files of a device
 
 
 class OwnData(RoundHook):
-    """What devices claim of the data that they alone hold, and which of them take part.
+    """Claims of devices about the data that they alone hold, and which of them take part.
 
     The round calls `admit` itself, because it needs to know who does not take part.
 
@@ -52,15 +52,15 @@ class OwnData(RoundHook):
         self.remarks: dict[int, tuple[Remark, ...]] = {}  # device -> what it left out, and what is seldom meant
 
     def training(self, device: int) -> int:
-        """How many examples the device says that it trains on; IndexError where the run has no such device."""
+        """Return how many examples the device says that it trains on; IndexError where the run has no such device."""
         return self._claim(device)[0]
 
     def told_training(self) -> list[int]:
-        """How many examples the devices that have been asked say that they train on."""
+        """Return how many examples the devices that have been asked say that they train on."""
         return [training for training, _ in self._claims.values()]
 
     def testing(self, device: int) -> int:
-        """How many examples the device says that it keeps for testing; IndexError as of `training`."""
+        """Return how many examples the device says that it keeps for testing; IndexError as of `training`."""
         return self._claim(device)[1]
 
     def _claim(self, device: int) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class OwnData(RoundHook):
         return unfit
 
     def cut_texts(self, devices: Iterable[int]) -> tuple[int, int]:
-        """How many texts of devices that take part were cut, and how many they have."""
+        """Return how many texts of devices that take part were cut, and how many they have."""
         there = [device for device in devices if device in self._claims]
         return sum(self._cut.get(device, 0) for device in there), sum(sum(self._claims[device]) for device in there)
 
@@ -149,7 +149,7 @@ class OwnData(RoundHook):
 
 
 def ask_here(spec: TaskSpec, devices: Iterable[int], *, moments: bool = False) -> dict[int, Summary]:
-    """What simulated devices say, whose folders lie on this machine."""
+    """Return what simulated devices say, whose folders lie on this machine."""
     return {device: describe(spec, device, moments=moments) for device in devices}
 
 
@@ -163,7 +163,7 @@ def ask_nodes(
     poll_seconds: float,
     moments: bool = False,
 ) -> dict[int, Summary]:
-    """What the devices of nodes say. Of two nodes that speak for one device neither is believed.
+    """Return what the devices of nodes say. Of two nodes that speak for one device neither is believed.
 
     Args:
         nodes: node -> the device that it carries, where that is known.

@@ -22,7 +22,7 @@ OVERRUN_FACTOR, RECOVERY = 0.7, 1.05
 
 @dataclass(frozen=True)
 class Holdings:
-    """How many examples the task's partition gives to devices for training and for testing, and to its test set."""
+    """Numbers of examples that the partition gives to devices for training and for testing, and to its test set."""
 
     training: Callable[[int], int]
     testing: Callable[[int], int]
@@ -84,7 +84,8 @@ class Population(ABC):
 
     @abstractmethod
     def answer_seconds(self, deadline_seconds: float | None) -> float | None:
-        """How long answers are waited for on the clock on the wall, in a run with this deadline; None: for ever."""
+        """Return how long answers are waited for on the clock on the wall, in a run with this deadline; None: for
+        ever."""
 
     def examples(self, device: int) -> int:
         """Training examples that the device holds."""
@@ -96,7 +97,7 @@ class Population(ABC):
 
     @abstractmethod
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing | None:
-        """How long the device takes in simulated time; None on hardware, where the clock on the wall tells."""
+        """Return how long the device takes in simulated time; None on hardware, where the clock on the wall tells."""
 
     @abstractmethod
     def replied(self, device: int, report: DeviceReport) -> None:
@@ -104,10 +105,10 @@ class Population(ABC):
 
     @abstractmethod
     def ask_again(self, device: int) -> None:
-        """What a device last reported is not to be trusted: ask it before it is sampled again."""
+        """Trust no more what a device last reported: ask it before it is sampled again."""
 
     def newest_reports(self) -> list[NodeState]:
-        """What the nodes of real devices said last; simulated devices have none."""
+        """Return what the nodes of real devices said last; simulated devices have none."""
         return []
 
     def quarantined(self) -> Mapping[int, str]:
@@ -148,7 +149,7 @@ class Population(ABC):
         self._factors = {device: factor for device, factor in raised.items() if factor < 1}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON: the lowered budgets."""
+        """Return what a checkpoint keeps, as JSON: the lowered budgets."""
         return {"memory_factors": {str(device): factor for device, factor in sorted(self._factors.items())}}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ class Quarantine:
                 log(INFO, "Node %s is released from quarantine", node)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """Return what a checkpoint keeps, as JSON."""
         refusals, lies = (
             {str(node): count for node, count in sorted(counts.items()) if count}
             for counts in (self._refusals, self._lies)

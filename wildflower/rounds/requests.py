@@ -30,7 +30,7 @@ MESSAGE_BYTES = 32 * 2**20  # of distinct payloads in one message; a round's fur
 
 @dataclass(frozen=True)
 class Given:
-    """What one device is asked: an architecture under a selection, what it costs, and the client step that does it."""
+    """The request to one device: an architecture under a selection, what it costs, and the client step that does it."""
 
     order: Order
     selection: Selection
@@ -73,13 +73,14 @@ class Assignment:
 
     @property
     def task(self) -> Given:
-        """What it was given; only for devices that were given something."""
+        """Return what it was given; only for devices that were given something."""
         assert self.given is not None
         return self.given
 
     @property
     def flops_per_example(self) -> float:
-        """Of its training, and of an earlier model's forward passes beside it: a third of what training that takes."""
+        """Return FLOPs of its training, and of an earlier model's forward passes beside it: a third of what training
+        that takes."""
         beside = 0.0 if self.earlier is None else self.earlier.task.cost.training_flops / 3
         return self.task.cost.training_flops + beside
 
@@ -104,7 +105,7 @@ def by_device(assignments: Iterable[Assignment]) -> dict[int, list[Assignment]]:
 
 
 def devices_that_trained(assignments: Iterable[Assignment]) -> int:
-    """How many devices did at least one of their orders."""
+    """Return how many devices did at least one of their orders."""
     return len({a.device for a in assignments if a.outcome == "trained"})
 
 
@@ -115,7 +116,7 @@ def seed_of(settings: RoundSettings, round_number: int, device: int, place: int 
 
 @dataclass(kw_only=True)
 class Orders:
-    """What some devices are asked in one exchange, and how their tensor sets get to them.
+    """The requests to some devices in one exchange, and how their tensor sets get to them.
 
     Attributes:
         payload: the contents of the tensor sets that a group is sent.
@@ -281,12 +282,12 @@ class Work(Orders):
 
     @property
     def reads_against_what_was_sent(self) -> bool:
-        """Whether a reply means something only beside what its device was sent, or is held to be near it."""
+        """Return whether a reply means something only beside what its device was sent, or is held to be near it."""
         return bool(self.norm_bound or self.clip) or self.wire != "float32"
 
     @property
     def adds_up(self) -> bool:
-        """Whether nodes send sums of the tensor sets that may be merged."""
+        """Return whether nodes send sums of the tensor sets that may be merged."""
         return self.simulated and not self.each_by_itself
 
     def bytes_down(self, a: Assignment) -> int:
@@ -314,7 +315,8 @@ class Work(Orders):
         return self._encoded[group]
 
     def start(self, group: int, tensor_set: str) -> Weights:
-        """What the server had for devices of a group under this name, before the wire rounded it; {} for nothing."""
+        """Return what the server had for devices of a group under this name, before the wire rounded it; {} for
+        nothing."""
         sent = self.packed(group).get(tensor_set)
         return {} if sent is None else unpack(sent, self.groups[group].sent[tensor_set].layout)
 
@@ -340,7 +342,7 @@ class Work(Orders):
         }
 
     def content(self, settings: RoundSettings, batch: list[Assignment]) -> tuple[Batch, list[bytes]]:
-        """What the message that carries a batch to its node says, and its packed arrays."""
+        """Return what the message that carries a batch to its node says, and its packed arrays."""
         travels_in_full = self.simulated or self.wire == "float32"
         if self.reads_against_what_was_sent:
             # What several orders are sent is a cut of the model, and cheap to cut again. What is made for one order may

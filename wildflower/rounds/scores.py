@@ -54,7 +54,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Personal:
-    """What devices are worth on their own test shards: means over devices, each of which counts alike.
+    """Scores of devices on their own test shards: means over devices, each of which counts alike.
 
     devices: how many were scored. failed: how many were asked and have no score that may be used. score_by_device: of
     each, where there are few, or where devices have label sets of their own, so that a mean over them says little.
@@ -94,7 +94,7 @@ def told(values: dict[int, float]) -> dict[int, float] | None:
 def federated_score(
     scores: Mapping[int, Score], holding: Collection[int], by_tier: Mapping[str, Mapping[int, Score]], metric: Metric
 ) -> Evaluation | None:
-    """What devices' scores on their own test examples come to: every example counts alike.
+    """Return what devices' scores on their own test examples come to: every example counts alike.
 
     Sums of the metric are added up, so that it is as if all examples had been scored in one place. A device's own value
     is that of its tier's model where its memory does not hold the global one, and where that has a score.

@@ -94,19 +94,19 @@ class Sum:
 
     @property
     def needed(self) -> int:
-        """How many updates must arrive."""
+        """Return how many updates must arrive."""
         return len(self.orders) if self.complete else self.threshold
 
     def sharing(self, device: int) -> KeyOrder:
-        """What a device needs to share its seeds."""
+        """Return what a device needs to share its seeds."""
         return KeyOrder(device=device, members=self.members, threshold=self.threshold, minimum=self.minimum)
 
     def confirming(self, device: int) -> KeyOrder:
-        """What a device needs to confirm the devices of the sum."""
+        """Return what a device needs to confirm the devices of the sum."""
         return KeyOrder(device=device, blocks=self.blocks)
 
     def revealing(self, device: int) -> KeyOrder:
-        """What a device needs to reveal shares."""
+        """Return what a device needs to reveal shares."""
         place = [member.device for member in self.members].index(device)
         sealed, confirmed = (
             [given[m.device][place] if m.device in given else "" for m in self.members]
@@ -453,7 +453,7 @@ class SecureRound:
 
     @property
     def largest(self) -> int:
-        """How many devices the largest sum is of."""
+        """Return how many devices the largest sum is of."""
         return max((len(s.orders) for s in self.sums), default=0)
 
 
@@ -468,7 +468,8 @@ def _first(answers: Mapping[int, KeyAnswer], devices: Sequence[int]) -> str:
 
 
 def parts_of(count: int, minimum: int) -> list[range]:
-    """How many devices are parted into sums of about equal size: of at most MAX_MEMBERS, where that leaves enough."""
+    """Return how many devices are parted into sums of about equal size: of at most MAX_MEMBERS, where that leaves
+    enough."""
     return _even_parts(count, max(1, min(-(-count // MAX_MEMBERS), count // minimum)))
 
 

@@ -102,7 +102,7 @@ class SimulatedDevices(Population):
 
     @override
     def report(self, device: int) -> DeviceReport:
-        """What the fleet file says of the device at this simulated second."""
+        """Return what the fleet file says of the device at this simulated second."""
         return self.fleet.report(device, self.clock.now_seconds)
 
     @override

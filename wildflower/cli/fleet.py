@@ -1,0 +1,159 @@
+"""`wildflower fleet`: the real devices of a run by name, what each has and gets, and what binds."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wildflower.cli.options import Insecure, RootCertificates, RunDir, deployment_at, wrong_values_told
+from wildflower.plugins.user_error import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+    from wildflower.cli.plan import Plan
+    from wildflower.launch.before import Deployment
+    from wildflower.launch.known_nodes import KnownNode
+    from wildflower.server_app.node_records import LastReport
+    from wildflower.server_app.run_records import DeviceRecord
+
+HEADERS = ("device", "status", "seen", "memory", "down", "up", "model", "binds", "last outcome", "trained in")
+
+
+def fleet(
+    run_dir: RunDir,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Ask this SuperLink for names, and who is connected.")
+    ] = None,
+    root_certificates: RootCertificates = None,
+    insecure: Insecure = False,
+    watch: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Go on, and look again so often; Ctrl-C ends it.")
+    ] = None,
+) -> None:
+    """Show the real devices of a run: when each was seen, what it has, which model it got, and what binds.
+
+    The exit code is 0 when every device gets a model and 3 when one gets none.
+    """
+    from rich.live import Live
+
+    from wildflower.launch.terminal import terminal
+
+    if superlink is None and (insecure or root_certificates is not None):
+        raise UserError("--root-certificates and --insecure belong to --superlink HOST:PORT")
+    deployment = None if superlink is None else deployment_at(superlink, root_certificates, insecure)
+    console = terminal()
+    page, left_out = _page(run_dir, deployment, console.width)
+    if watch is None:
+        console.print(page)
+    else:
+        with Live(page, console=console, auto_refresh=False) as live:
+            try:
+                while True:
+                    time.sleep(watch)
+                    page, left_out = _page(run_dir, deployment, console.width)
+                    live.update(page, refresh=True)
+            except KeyboardInterrupt:
+                pass
+    raise typer.Exit(3 if left_out else 0)
+
+
+def _page(run_dir: Path, deployment: "Deployment | None", width: int) -> "tuple[Group, bool]":
+    """Return what is shown now, and whether a device gets no model."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from wildflower.cli.plan import make_plan
+    from wildflower.launch.experiment_file import of_run
+    from wildflower.launch.known_nodes import known_nodes
+    from wildflower.launch.terminal import tables_of
+    from wildflower.server_app.models import modules_of
+    from wildflower.server_app.node_records import read_nodes
+    from wildflower.server_app.run_folder import read_devices
+
+    reports, records = read_nodes(run_dir), list(read_devices(run_dir))
+    known = {} if deployment is None else known_nodes(deployment)
+    with wrong_values_told(), modules_of(run_dir):
+        plan = make_plan(of_run(run_dir, []), run_dir)
+    rows = fleet_rows(reports, records, plan, known, time.time())
+    parts: list[RenderableType] = list(tables_of("", HEADERS, rows, width))
+    if plan.left_out:
+        parts += [Text(f"Warning: {warning}", style="yellow") for warning in plan.warnings]
+        parts.append(Text(f"wildflower plan --run {run_dir} says what each device needs, and tries other settings."))
+    return Group(*parts), bool(plan.left_out)
+
+
+def fleet_rows(
+    reports: "Sequence[LastReport]",
+    records: "Sequence[DeviceRecord]",
+    plan: "Plan",
+    known: "Mapping[int, KnownNode]",
+    now: float,
+) -> list[list[str]]:
+    """Return a row per device in the order of their numbers, and then one per node that has never reported.
+
+    Args:
+        records: of all rounds so far.
+        plan: for the devices that have reported.
+        known: what the SuperLink says of its nodes; none where it was not asked.
+        now: seconds since 1970.
+    """
+    plans = {device.device: device for device in plan.devices}
+    last_of = {record.device: record for record in records}
+    got = {record.device: record.parameters for record in records if record.parameters}
+    trained = Counter(record.device for record in records if record.outcome == "trained")
+    rounds = len({record.round for record in records})
+    rows = []
+    for last in sorted(reports, key=lambda report: report.device):
+        node, record, planned = known.get(last.node), last_of.get(last.device), plans.get(last.device)
+        model = f"{got[last.device]:,} ({got[last.device] / plan.whole_parameters:.0%})" if last.device in got else ""
+        binds = ", ".join(planned.binds) or "nothing" if planned else ""
+        rows.append(
+            [
+                f"{last.device} {node.name if node and node.name else last.report.kind}",
+                f"quarantined: {last.quarantined}" if last.quarantined else node.status if node else "",
+                _ago(node.seen if node and node.seen else last.reported_at, now),
+                _memory(last),
+                _link(last.report.down_mbit_per_s),
+                _link(last.report.up_mbit_per_s),
+                "none: plan --run says why" if planned and not planned.parameters else model,
+                binds,
+                f"{record.outcome} (round {record.round})" if record else "",
+                f"{trained[last.device]} of {rounds}",
+            ]
+        )
+    reported = {last.node for last in reports}
+    for number, node in sorted(known.items(), key=lambda item: item[1].name):
+        if number not in reported:
+            rows.append(
+                [
+                    node.name or str(number),
+                    node.status,
+                    "never" if node.seen is None else _ago(node.seen, now),
+                    *[""] * 5,
+                    "no report",
+                    "",
+                ]
+            )
+    return rows
+
+
+def _ago(when: float, now: float) -> str:
+    from wildflower.server_app.units import seconds_text
+
+    return f"{seconds_text(round(max(0.0, now - when)))} ago"
+
+
+def _memory(last: "LastReport") -> str:
+    report = last.report
+    text = f"{report.memory_available_bytes / 1e6:,.0f} MB of {report.memory_total_bytes / 1e6:,.0f} MB"
+    if report.memory_limit_bytes is not None:
+        text += f", limit {report.memory_limit_bytes / 1e6:,.0f} MB"
+    return text if last.memory_factor == 1 else f"{text}, budget lowered to {last.memory_factor:.0%}"
+
+
+def _link(mbit_per_s: float | None) -> str:
+    return "?" if mbit_per_s is None else f"{mbit_per_s:.3g} Mbit/s"
