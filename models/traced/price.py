@@ -44,7 +44,7 @@ class Product:
 
 @dataclass
 class Copies:
-    """What a convolution takes inside of it: the shapes of what it reads and makes, forward or backward."""
+    """The copies that a convolution makes inside of it, by the shapes of what it reads and makes."""
 
     shapes: tuple[tuple[Product, ...], ...]
     backward: bool
