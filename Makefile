@@ -78,7 +78,7 @@ figures: setup
 
 # The site, in build/site: open build/site/index.html. A warning is an error. MkDocs' advertisement is none of ours.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo build/site/index.html
 
 # A wheel in dist/, and a round of the demo in an environment that has only it: the clone's own modules are not there.

@@ -111,10 +111,13 @@ def on_config(config: MkDocsConfig) -> None:
     sections = {name: pages for section in config.nav or [] for name, pages in section.items()}
     methods = sorted(page.name for page in (ROOT / "docs/methods").glob("*.md") if page.name != "README.md")
     sections["Methods"] += [{name.removesuffix(".md"): f"methods/{name}"} for name in methods]
-    for page in sorted(ROOT.glob("benchmarks/*/*.md")):
+    for page in sorted(ROOT.glob("benchmarks/*/README.md")):
         title = re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert title, f"{page} has no title"
-        sections["Evidence"].append({title[1]: str(page.relative_to(ROOT))})
+        first = str(page.relative_to(ROOT))
+        others = [file for file in sorted(page.parent.glob("*.md")) if file != page]
+        below = [{file.stem.replace("-", " "): str(file.relative_to(ROOT))} for file in others]
+        sections["Evidence"].append({title[1]: [first, *below] if below else first})
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

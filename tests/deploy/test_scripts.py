@@ -19,7 +19,8 @@ from typing import ClassVar
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from flwr.proto.control_pb2 import RegisterNodeRequest, RegisterNodeResponse, UnregisterNodeRequest
+from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest, RegisterNodeResponse, UnregisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from wildflower.devices.probe import board_kind
@@ -281,11 +282,12 @@ def superlink(secrets):
 
     class Control(BaseHTTPRequestHandler):
         said: ClassVar[tuple[int, bytes]] = (200, b"")
+        listed: ClassVar[bytes] = b""
         asked: ClassVar[list[tuple[str, bytes]]] = []
 
         def do_POST(self):
             self.asked.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            status, body = self.said
+            status, body = (200, self.listed) if self.path.endswith("/list-nodes") else self.said
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -351,7 +353,97 @@ def test_a_node_is_revoked_by_its_number(secrets, superlink):
     superlink.RequestHandlerClass.said = says("unknown node")
     code, text = enroll(secrets, superlink, "--revoke", 42)
     assert (code, "node 42: " in text, "unknown node" in text) == (1, True, True)
-    assert "expected the node's number" in enroll(secrets, superlink, "--revoke", "node-1")[1]
+
+
+def test_a_node_is_revoked_by_its_name(secrets, superlink):
+    nodes = [
+        NodeInfo(node_id=2**64 - 2, name="node-1", status="online"),
+        NodeInfo(node_id=3, name="node-1", status="unregistered"),
+        NodeInfo(node_id=4, name="node-0", status="registered"),
+    ]
+    superlink.RequestHandlerClass.listed = ListNodesResponse(nodes_info=nodes).SerializeToString()
+    superlink.RequestHandlerClass.said = 200, b""
+    assert enroll(secrets, superlink, "--revoke", "node-1")[0] == 0
+    path, body = superlink.RequestHandlerClass.asked[-1]
+    assert (path, UnregisterNodeRequest.FromString(body).node_id) == ("/v1/control/unregister-node", 2**64 - 2)
+    code, text = enroll(secrets, superlink, "--revoke", "cellar")
+    assert (code, "0 nodes have this name; the names are node-0, node-1" in text) == (1, True)
+    assert [path for path, _ in superlink.RequestHandlerClass.asked] == ["/v1/control/list-nodes"]
+    assert "to 2^64 - 1" in enroll(secrets, superlink, "--revoke", 2**64)[1]
+
+
+def kits(folder: Path, *arguments: object) -> tuple[int, str]:
+    return script("kits", "--secrets", folder, "--superlink", "fl.example:8000", *arguments)
+
+
+@pytest.fixture
+def own_secrets(secrets, tmp_path):
+    """Secrets that a test may change."""
+    return Path(shutil.copytree(secrets, tmp_path / "secrets"))
+
+
+def test_every_device_has_a_kit_of_its_own(own_secrets):
+    code, text = kits(own_secrets, "--count", 3, "--bandwidth", "fl.example:9100")
+    assert code == 0, text
+    assert "set devices = 3 or more" in text
+    seen = set()
+    for number in range(3):
+        kit = own_secrets / "kits" / f"device-{number}"
+        assert {file.name for file in kit.iterdir()} == {
+            "ca.crt",
+            "node.key",
+            "bandwidth.token",
+            "number",
+            "install.txt",
+        }
+        private = load_ssh_private_key((kit / "node.key").read_bytes(), None)
+        public = (own_secrets / "public" / f"device-{number}.pub").read_bytes()
+        assert private.public_key() == load_ssh_public_key(public)
+        seen.add(public.split()[1])
+        assert not (own_secrets / "nodes" / f"device-{number}").exists()
+        assert stat.S_IMODE(kit.stat().st_mode) == 0o700
+        words = shlex.split((kit / "install.txt").read_text())[2:]
+        # As it is typed in the folder of the kit.
+        command = [DEPLOY / "raspberry-pi/install", "--dry-run", *words]
+        done = subprocess.run(command, cwd=kit, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"partition-id={number} " in done.stdout
+    assert len(seen) == 3
+
+
+def test_a_fleet_grows_and_a_key_is_rotated(own_secrets):
+    assert kits(own_secrets, "--count", 2)[0] == 0
+    before = contents(own_secrets)
+    code, text = kits(own_secrets, "--count", 2, "--first", 1)
+    assert (code, "device-1 exists already: nothing was written" in text) == (1, True)
+    assert contents(own_secrets) == before
+    assert kits(own_secrets, "--count", 2, "--first", 2)[0] == 0
+    for old, new in (("device-1", "device-1.key-2"), ("device-1.key-2", "device-1.key-3")):
+        code, text = kits(own_secrets, "--rotate", old)
+        assert code == 0, text
+        assert f"revoke the old key by its name, {old}." in text
+        assert (own_secrets / "kits" / new / "number").read_text() == "1\n"
+        assert (own_secrets / "public" / f"{new}.pub").exists()
+    assert {name: text for name, text in contents(own_secrets).items() if name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--count ''"),
+        (["--count", "0"], "--count '0'"),
+        (["--count", "1", "--first", "-1"], "--first '-1'"),
+        (["--count", "1", "--prefix", "../x"], "--prefix '../x'"),
+        (["--count", "1", "--board", "toaster"], "--board 'toaster'"),
+        (["--count", "1", "--bandwidth", "here"], "--bandwidth 'here'"),
+        (["--rotate", "device-9"], "there is no kit"),
+        (["--count"], "--count wants a value"),
+    ],
+)
+def test_no_kit_is_made_of_wrong_words(own_secrets, arguments, words):
+    code, text = kits(own_secrets, *arguments)
+    assert (code, words in text) == (1, True), text
+    assert not (own_secrets / "kits").exists()
 
 
 def test_a_superlink_that_is_not_there_is_told(secrets, superlink):

@@ -1,8 +1,6 @@
 """The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 import typer
@@ -12,12 +10,12 @@ from typing_extensions import override
 from wildflower.cli.bench import bench
 from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
+from wildflower.cli.config import config
 from wildflower.cli.export_command import export, predict
 from wildflower.cli.family_command import family
 from wildflower.cli.fleet import fleet
 from wildflower.cli.new import new
 from wildflower.cli.nodes import nodes
-from wildflower.cli.options import Overrides, print_table
 from wildflower.cli.paper_command import paper
 from wildflower.cli.plan_command import plan
 from wildflower.cli.probe_command import bandwidth_server, probe
@@ -27,9 +25,6 @@ from wildflower.cli.sweep import sweep
 from wildflower.cli.tune import tune
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.plugins.user_error import UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class Commands(TyperGroup):
@@ -88,60 +83,5 @@ for started in (run, sweep, tune, paper, report, compare):
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 
 app.add_typer(new, name="new")
-
-
-@app.command()
-def config(
-    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment file.")] = None,
-    overrides: Overrides = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only keys whose values are not the defaults.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="All keys, those of methods last.")] = False,
-) -> None:
-    """Print keys of the run configuration with their values, where each value comes from, and what it means.
-
-    These are the keys that people set most and those that the experiment or --set sets; --all prints the others too.
-    """
-    from wildflower.launch.experiment_file import SettingsError, beside, resolve
-    from wildflower.launch.terminal import terminal
-    from wildflower.server_app.config import defaults, descriptions
-    from wildflower.server_app.keys import COMMON, keys_by_group
-
-    with beside(experiment):
-        try:
-            settings = resolve(experiment, overrides or [])
-        except SettingsError as error:
-            raise _stop(str(error)) from None
-        usual = defaults(settings.config.strategy)
-        meanings = descriptions(settings.config.strategy)
-    values, sources = settings.config.to_dict(), settings.sources
-    if everything:
-        run, of_methods = keys_by_group(values)
-        tables = run | {f"Settings of {name}": keys for name, keys in of_methods.items()}
-    elif changed:
-        tables = {"": list(values)}
-    else:
-        own = [key for key in values if key not in COMMON and sources[key] != "default"]
-        tables = {"": list(COMMON), "Also set here": own}
-    console = terminal()
-    for title, keys in tables.items():
-        rows = [
-            [key, repr(values[key]), Path(sources[key]).name, meanings[key]]
-            for key in keys
-            if not changed or values[key] != usual[key]
-        ]
-        if rows:
-            _print_table(console, title, ["key", "value", "source", "meaning"], rows)
-    if not everything and not changed:
-        typer.echo(f"--all shows all {len(values)} keys.")
-
-
-for shown in (check, plan, family, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
+for shown in (config, check, plan, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
     app.command()(shown)
-
-
-def _print_table(console: "Console", title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    print_table(headers, rows, title)
-
-
-def _stop(message: str) -> UserError:
-    return UserError(message)

@@ -32,7 +32,6 @@ MAX_SUMS = 4 * MAX_CLASSES
 MAX_BESIDE = 4  # networks that are scored beside a device's model
 Line = Annotated[str, Field(max_length=MAX_LETTERS)]
 Frozen = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-Digest = Annotated[str, Field(max_length=64)]
 
 
 class _Scalar:

@@ -70,7 +70,9 @@ def agree(summaries: Iterable[Summary], declared: Declared, max_examples: int) -
     form = declared.form or _usual_form([form for _, form in able], declared.input_shape)
     for summary, own in able:
         if own != form:
-            unfit[summary.device] = f"its examples are {own}, the run's are {form or _shape(declared.input_shape)}"
+            unfit[summary.device] = (
+                f"its examples are {own}, the run's are {form or 'x'.join(map(str, declared.input_shape))}"
+            )
     fitting = [summary for summary, _ in able if summary.device not in unfit]
     if not declared.label_names:
         unfit |= _other_spellings(fitting)
@@ -106,7 +108,8 @@ def problem_of(summary: Summary, max_examples: int) -> str:
         return "it has no training examples"
     if summary.form is None:
         return "it does not say what its examples look like"
-    if len(summary.label_names) > (summary.examples + summary.test_examples) * _labels_per_example(summary.form):
+    per_example = summary.form.input_shape[0] if summary.form.labels == "classes of tokens" else 1
+    if len(summary.label_names) > (summary.examples + summary.test_examples) * per_example:
         return f"it has more labels than examples: {len(summary.label_names)} of {summary.examples}"
     if summary.cut_texts > (0 if summary.form.vocabulary is None else summary.examples + summary.test_examples):
         return f"it says that {summary.cut_texts} texts were cut, which are more than it has"
@@ -114,10 +117,6 @@ def problem_of(summary: Summary, max_examples: int) -> str:
     if moments is not None:
         return _implausible(moments, form, summary.examples)
     return ""
-
-
-def _labels_per_example(form: Form) -> int:
-    return form.input_shape[0] if form.labels == "classes of tokens" else 1
 
 
 def _implausible(moments: Moments, form: Form, examples: int) -> str:
@@ -229,10 +228,6 @@ def _mean_and_std(moments: Sequence[Moments], channel: int, values: int) -> tupl
         squares.append(square)
     mean = math.fsum(sums) / values
     return center + mean, math.sqrt(max(0.0, math.fsum(squares) / values - mean * mean))
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def words_of(unfit: Mapping[int, str]) -> str:

@@ -93,14 +93,12 @@ def _texts(rows: Any, part: Part, where: str) -> Texts:
     missing = [column for column in (*part.columns, "label") if column not in rows.column_names]
     if missing:
         raise ValueError(f"{where}: no column {missing[0]!r}, there are {', '.join(rows.column_names)}")
-    texts = [rows[column] for column in part.columns]
-    labels: list[Any] = []
-    found = Texts([f"{where}, row {row}" for row in range(len(rows))], *([list(column) for column in texts[:1]]))
-    for place, label in zip(found.places, rows["label"], strict=True):
+    found = Texts()
+    for number, row in enumerate(rows):
+        place, label = f"{where}, row {number}", row["label"]
         if part.classes and not (isinstance(label, int) and 0 <= label < len(part.classes)):
             raise ValueError(f"{place}: the label is {label!r}, it must be 0 to {len(part.classes) - 1}")
-        labels.append(part.classes[label] if part.classes else float(label))
-    found.labels = labels
-    found.pairs = list(texts[1]) if len(texts) > 1 else []
+        found.add(place, row[part.columns[0]], part.classes[label] if part.classes else float(label))
+        found.pairs += [row[column] for column in part.columns[1:]]
     found.check("classes" if part.classes else "numbers", where)
     return found

@@ -43,7 +43,8 @@ def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
             check_labels(names, declared)
             names = ()
         if not len(data.train):
-            raise UnfitError(f"it has no training examples{_left_out(data)}")
+            left_out = f": {in_words(remarks)}" if remarks else ""
+            raise UnfitError(f"it has no training examples{left_out}")
         own = Task(spec, data)
         train = own.shard(device).train
         needed = moments and spec.agreed is None and form.stored != "int32" and len(data.train) <= spec.max_examples
@@ -117,10 +118,6 @@ def _counts(data: DataSet) -> dict[str, tuple[int, int]]:
         part.labels[part.labels != NO_LABEL].bincount(minlength=len(names)).tolist() for part in (data.train, data.test)
     )
     return {name: (train[number], test[number]) for number, name in enumerate(names)}
-
-
-def _left_out(data: DataSet) -> str:
-    return f": {in_words(data.remarks)}" if data.remarks else ""
 
 
 def server_test(spec: TaskSpec) -> DataSet | None:

@@ -169,6 +169,11 @@ def saved(folder: Path, most_bytes: int = MAX_FILE_BYTES) -> list[Path]:
     return [folder / name for name in names[:1]]
 
 
+def files_of_device(folder: Path, names: Iterable[str], part: str) -> list[Path]:
+    """Return the files of these names in a device's folder, or else what `saved` finds in the folder `part` in it."""
+    return [folder / name for name in names if name and (folder / name).is_file()] or saved(folder / part)
+
+
 def check_size(size_bytes: int, where: Path, most_bytes: int = MAX_FILE_BYTES) -> None:
     """Raise ValueError where a file, or all files of a data set, have more than `most_bytes`."""
     if size_bytes > most_bytes:

@@ -25,7 +25,7 @@ from wildflower.tasks.data import (
 )
 from wildflower.tasks.device_data import MAX_CHANNELS, OwnArguments, made
 from wildflower.tasks.hub import existing_folder
-from wildflower.tasks.rows import as_float32, as_name, check_columns, files_behind, rows_of, saved
+from wildflower.tasks.rows import as_float32, as_name, check_columns, files_behind, files_of_device, rows_of
 from wildflower.tasks.texts import Name
 
 FORMATS = (".csv", ".tsv", ".jsonl")
@@ -118,10 +118,7 @@ def own(data_dir: str, arguments: TableArguments) -> DataSet:
     In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote.
     """
     folder = existing_folder("table", data_dir)
-    train, test = (
-        [folder / name] if name and (folder / name).is_file() else saved(folder / part)
-        for name, part in ((arguments.train, "train"), (arguments.test, "test"))
-    )
+    train, test = (files_of_device(folder, [getattr(arguments, part)], part) for part in ("train", "test"))
     if not train and not test:
         raise no_file(folder, arguments.train, "table", EXPECTED)
     files: list[Path | None] = [train[0] if train else None, *test]

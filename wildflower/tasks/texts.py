@@ -24,9 +24,9 @@ from wildflower.tasks.rows import (
     as_words,
     check_columns,
     files_behind,
+    files_of_device,
     named_rows,
     rows_of,
-    saved,
 )
 from wildflower.tasks.tokens import (
     HUB_NAME,
@@ -218,7 +218,7 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         raise ValueError("task-arguments: `hub` names texts that a run deals out, but these devices have their own")
     folder = existing_folder("text", data_dir)
     there = [
-        [folder / name for name in names if (folder / name).is_file()] or saved(folder / part)
+        files_of_device(folder, names, part)
         for names, part in ((arguments.train_files, "train"), (arguments.test_files, "test"))
     ]
     if not any(there):
