@@ -44,7 +44,7 @@ class Product:
 
 @dataclass
 class Copies:
-    """The copies that a convolution makes inside of it, by the shapes of what it reads and makes."""
+    """Memory that a convolution takes inside of it: the shapes of what it reads and makes, forward or backward."""
 
     shapes: tuple[tuple[Product, ...], ...]
     backward: bool

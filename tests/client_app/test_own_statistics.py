@@ -8,9 +8,10 @@ from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.packing import unpack
 from wildflower.strategies.recipfl.device import TaughtTraining
+from wildflower.strategies.training_steps import ClassCounts
 
 HALF = LENET.width(0.5)
-OWN = TaughtTraining(taught=False, divergence="student || teacher", feature_weight=1.0)
+OWN = TaughtTraining(taught=False)
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def ask(tmp_path):
         training = LocalTraining(batch_size=10, steps=steps, learning_rate=0.0001)
         content = batch(order, round=round_number, training=training, state_dir=str(tmp_path), run=run)
         reply, arrays = answers(content)
-        return reply.updates[0], unpack(arrays[0], weights_of(LENET, HALF).layout)
+        return reply.updates[0], unpack(arrays[0], weights_of(LENET, HALF).layout) if arrays else {}
 
     return train
 
@@ -62,7 +63,7 @@ def test_statistics_are_kept_only_where_the_device_half_keeps_them(ask, tmp_path
 
 
 def test_a_device_says_its_classes_where_the_device_half_does(ask):
-    update, _ = ask()
+    update, _ = ask(local=ClassCounts())
     labels = digits().train.labels[digits().shard(0).train]
     assert update.facts == {"class_counts": labels.bincount(minlength=10).tolist()}
     assert ask(local=Apart())[0].facts == {}

@@ -83,5 +83,5 @@ for started in (run, sweep, tune, paper, report, compare):
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 
 app.add_typer(new, name="new")
-for shown in (config, check, plan, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
+for shown in (config, check, plan, family, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
     app.command()(shown)

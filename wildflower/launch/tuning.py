@@ -44,7 +44,7 @@ class Range:
 
     @property
     def log(self) -> bool:
-        """Whether numbers are drawn by their logarithm."""
+        """Return whether numbers are drawn by their logarithm."""
         return self.low > 0 and self.high >= 10 * self.low
 
 
@@ -53,7 +53,7 @@ Space = Mapping[str, Range | Sequence[Any]]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search has found.
+    """The findings of a search.
 
     Attributes:
         folder: where the runs of the trials lie.

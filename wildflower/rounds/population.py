@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from logging import INFO
 from typing import Any
 
@@ -169,7 +170,7 @@ def wait_for_nodes(grid: Grid, wanted: int, wait_seconds: float) -> list[int]:
     while len(nodes) < wanted and time.monotonic() < end:
         if len(nodes) != told:
             told = len(nodes)
-            until = time.strftime("%H:%M:%S", time.localtime(time.time() + end - time.monotonic()))
+            until = f"{datetime.now() + timedelta(seconds=end - time.monotonic()):%H:%M:%S}"
             # The runner shows it too.
             log(INFO, "Waiting for nodes: %s connected so far, %s wanted, fewer from %s on", told, wanted, until)
         time.sleep(0.1)
