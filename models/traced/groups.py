@@ -9,6 +9,7 @@ from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
 from wildflower.models.traced.propagation import Layouts, Propagation
 
 INNER = "it lies inside of another dimension that is cut"
+SIDE = "it is a side of a kernel"
 NO_TENSOR = "no parameter has it"
 
 
@@ -103,6 +104,7 @@ def pinned_of(found: Propagation, parameters: Sequence[str]) -> dict[str, str]:
     for name in parameters:
         for dimension, layout in enumerate(found.state.get(name, ())):
             atoms = [atom for segment in resolved(layout) for atom in segment]
-            if size_of(layout) > 1 and atoms and all(atom.pinned for atom in atoms):
+            of_kernel = any(atom.pinned == SIDE for atom in atoms)  # which nobody expects to be cut
+            if size_of(layout) > 1 and not of_kernel and all(atom.pinned for atom in atoms):
                 why[f"{name}[{dimension}]"] = atoms[0].pinned
     return why

@@ -24,7 +24,7 @@ from wildflower.models.traced.graph import (
     StateTensor,
     Stretch,
 )
-from wildflower.models.traced.groups import Group, groups_of
+from wildflower.models.traced.groups import Group, groups_of, pinned_of
 from wildflower.models.traced.layer_rules import LAYER_RULES
 from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
 from wildflower.models.traced.operators import CONVOLUTIONS, CREATION, full_name, short_name
@@ -100,6 +100,11 @@ class Written:
         layouts = self.found.state[name]
         atoms = [atom for layout in layouts for segment in resolved(layout) for atom in segment]
         return "" if any(atom in self.numbers for atom in atoms) else "; ".join(dict.fromkeys(a.pinned for a in atoms))
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """The dimensions of parameters of which nothing is cut, such as "conv1.weight[1]", and why."""
+        return pinned_of(self.found, self.parameters)
 
     def _number(self, atom: Atom) -> int | None:
         return BATCH if atom.is_batch else self.numbers.get(atom)

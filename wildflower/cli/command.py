@@ -12,6 +12,7 @@ from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
 from wildflower.cli.config import config
 from wildflower.cli.export_command import export, predict
+from wildflower.cli.family_command import family
 from wildflower.cli.fleet import fleet
 from wildflower.cli.new import new
 from wildflower.cli.nodes import nodes
@@ -82,5 +83,5 @@ for started in (run, sweep, tune, paper, report, compare):
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 
 app.add_typer(new, name="new")
-for shown in (config, check, plan, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
+for shown in (config, check, plan, family, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
     app.command()(shown)
