@@ -54,6 +54,7 @@ IMPORTED = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
 LOOKED_BEFORE = {
     ("client_app/node_config.py", "click"),  # comes with typer
     ("wildflower/cli/command.py", "click"),  # comes with typer
+    ("wildflower/launch/known_nodes.py", "click"),  # comes with typer
     ("wildflower/messages/orders.py", "pydantic_core"),  # comes with pydantic
     ("server_app/pages.py", "jinja2"),  # comes with torch
     ("server_app/trackers.py", "mlflow"),
