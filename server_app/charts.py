@@ -16,6 +16,8 @@ DASHES = ("solid", "dash", "dot")
 POINTS_WITH_MARKS = 40
 FEW_ROUNDS = 8  # of which each has its tick
 OUTLIER = 4  # times what a usual line reaches: a line beyond that is cut off
+SKEWED = 10  # times as far as another line goes: the axis is logarithmic
+BAND_SPACE = 0.25  # of the range of all lines, above and below them
 MAX_TICKS = 20  # below the columns of a map
 TICKS: dict[Format, dict[str, Any]] = {
     percent: {"tickformat": ",.3~%"},
@@ -144,6 +146,7 @@ def line_chart(
             }
         )
     top, beyond = _cut(drawn) if cut else (0.0, [])
+    ys = [y for line in drawn for _, y in line.points()]
     if beyond:
         notes = [
             note,
@@ -156,7 +159,13 @@ def line_chart(
         "hovermode": "closest",
     }
     if beyond:
-        layout["yaxis"]["range"] = [min(0.0, *(y for line in drawn for _, y in line.points())), top]
+        layout["yaxis"]["range"] = [min(0.0, *ys), top]
+    elif any(line.band for line in drawn) and max(ys) > min(ys):
+        # A wide band does not flatten the lines.
+        low, space = 0.0 if from_zero else min(ys), BAND_SPACE * (max(ys) - min(ys))
+        layout["yaxis"]["range"] = [low if from_zero else low - space, max(ys) + space]
+    if _is_skewed(drawn):
+        layout["xaxis"] |= {"type": "log"}
     return Chart(title, traces, layout, legend=legend, note=note, constant=_constant(drawn, y_format))
 
 
@@ -178,6 +187,12 @@ def _band(line: Line, color: str) -> dict[str, Any]:
         "showlegend": False,
         "meta": color,
     }
+
+
+def _is_skewed(lines: Sequence[Line]) -> bool:
+    """Return whether some lines end so far before others that only a logarithmic axis shows all."""
+    ends = [line.points()[-1][0] for line in lines]
+    return len(ends) > 1 and min(x for line in lines for x, _ in line.points()) > 0 and max(ends) > SKEWED * min(ends)
 
 
 def _cut(lines: Sequence[Line]) -> tuple[float, list[tuple[Line, float]]]:

@@ -136,7 +136,7 @@ def _page(title: str, groups: Sequence[Group], tables: Sequence[TextTable], advi
     if not baseline and len(groups) > 1:
         told.append(
             "There is no baseline among the runs: add one model that all devices can train, as the least that a method "
-            'should be better than (strategy = "fedavg", fedavg.use = "all-small").'
+            'should be better than (strategy = "one-model").'
         )
     blocks: list[Block] = [Points("Which method to take", told)] if told else []
     first, *others = tables

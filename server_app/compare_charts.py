@@ -11,7 +11,7 @@ from wildflower.server_app.charts import Chart, Dot, Line, dot_chart, line_chart
 from wildflower.server_app.compared_runs import Group, Run, interval
 from wildflower.server_app.run_records import TRAFFIC, RoundRecord
 from wildflower.server_app.tables import frame_of
-from wildflower.server_app.units import Format, bytes_text, one_digit, percent, plain, time_unit
+from wildflower.server_app.units import Format, bytes_text, one_digit, plain, tenths, time_unit
 from wildflower.tasks.metrics import Scale
 
 LEGEND = (
@@ -69,17 +69,18 @@ def line_charts(groups: Sequence[Group], scale: Scale) -> list[Chart]:
         ),
     ]
     if known:
-        lines = _lines([group for group in groups if group.runs[0].whole], rounds, lambda r: r.score)
+        lines = _lines(groups, rounds, lambda r: r.score)
+        lines = [line for line, group in zip(lines, groups, strict=True) if group.runs[0].whole]
         charts.append(line_chart(f"{scale.title} of the whole model", lines, x_label="round", y_format=text))
 
     def by_round(title: str, y_of: Callable[[RoundRecord], float | None], form: Format) -> Chart:
-        from_zero = form is percent
+        from_zero = form is tenths
         lines = _lines(groups, rounds, y_of)
         return line_chart(title, lines, x_label="round", y_format=form, from_zero=from_zero, cut=True)
 
     charts.append(by_round("Loss", lambda r: r.loss, plain))
-    charts.append(by_round("Memory budget used", lambda r: r.memory_utilisation, percent))
-    charts.append(by_round("Bandwidth budget used", lambda r: r.bandwidth_utilisation, percent))
+    charts.append(by_round("Memory budget used", lambda r: r.memory_utilisation, tenths))
+    charts.append(by_round("Bandwidth budget used", lambda r: r.bandwidth_utilisation, tenths))
     return [chart for chart in charts if chart.traces]
 
 

@@ -34,8 +34,8 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
     declared = _declared(config, spec, test)
     end = time.monotonic() + REST_SECONDS
     least = min(config.devices, config.devices_per_round)
-    wait_for_nodes(grid, lambda found: len(found) >= least, WAIT_SECONDS)
-    nodes = wait_for_nodes(grid, lambda found: len(found) >= config.devices, max(0.0, end - time.monotonic()))
+    wait_for_nodes(grid, least, WAIT_SECONDS)
+    nodes = wait_for_nodes(grid, config.devices, max(0.0, end - time.monotonic()))
     said = ask_nodes(
         grid,
         spec,

@@ -104,7 +104,7 @@ def _what_next(
             told.append('Give every device the best model that fits it and not the largest: deliver = "best".')
         told.append(
             f"Give devices of {worst} more memory, or compare with one model that all devices can train: strategy = "
-            '"fedavg" with fedavg.use = "all-small".'
+            '"one-model".'
         )
     told.append("One seed tells little: wildflower sweep EXPERIMENT.toml --seeds 1-3 repeats the run with three.")
     return told

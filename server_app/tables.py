@@ -62,10 +62,8 @@ class TextTable:
         return escaped.to_latex(index=False, column_format=columns)
 
     def markdown(self) -> str:
-        """Return the table as Markdown, with figures to the right."""
-        head, _, *lines = markdown_table(self.headers, self.rows).splitlines(keepends=True)
-        marks = ["---"] * self.text_columns + ["---:"] * (len(self.headers) - self.text_columns)
-        return "".join([head, f"| {' | '.join(marks)} |\n", *lines])
+        """Return the table as Markdown."""
+        return markdown_table(self.headers, self.rows)
 
 
 def _latex(text: str) -> str:

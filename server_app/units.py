@@ -20,7 +20,7 @@ def score_format(scale: Scale) -> Format:
 
 def tenths(value: float) -> str:
     """Return 0.8312 as 83.1 %."""
-    return f"{round(100 * value, 1):g} %"
+    return f"{round(100 * value, 1):,.10g} %"
 
 
 def one_digit(scale: Scale) -> Format:

@@ -1,30 +1,24 @@
 """FlexiFed (Wang et al., WWW 2023): models of different architectures share the layers with which they begin alike.
 
-Which layers those are says `wildflower.strategies.common_layers`.
+Which layers those are says `wildflower.strategies.common_layers`; the client step is in `own_layers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
-from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
+from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family
-from wildflower.models.layers import TensorSpec
-from wildflower.models.network import Network
 from wildflower.models.placement import Placement
 from wildflower.strategies.common_layers import Signature, alike, common_length, signatures_of, types_of
 from wildflower.strategies.method import (
     LEADING,
-    Answer,
-    ClientContext,
     ClientStep,
     Contribution,
     Group,
@@ -34,63 +28,11 @@ from wildflower.strategies.method import (
     Setup,
     State,
     Trained,
-    Training,
     Traits,
 )
+from wildflower.strategies.own_layers import TrainingWithOwnLayers
 from wildflower.strategies.params import Params
 from wildflower.strategies.submodel import CandidateMethod, first_weights
-
-# The client step ------------------------------------------------------------------------------------------------------
-
-
-class TrainingOfCommonLayers(Training):
-    """Devices minimize the task's loss, such as L = CE(f(x), y), of all layers; those that are theirs do not travel.
-
-    common: how many of the model's tensors, from the first on, travel; those behind them stay on the device. None: all
-        travel.
-    begins: the device has no layers of its own yet, and is sent their first values.
-    """
-
-    common: Annotated[int, Field(ge=0)] | None = None
-    begins: bool = False
-
-    def _split(self, family: Family, architecture: Architecture) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
-        """The tensors that travel, and the device's own."""
-        tensors = list(family.tensors(architecture).items())
-        return dict(tensors[: self.common]), {} if self.common is None else dict(tensors[self.common :])
-
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """The common tensors, and at first the others."""
-        common, own = self._split(family, architecture)
-        return {"weights": TensorSet.of(common)} | ({"own": TensorSet.of(own)} if self.begins else {})
-
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """The common tensors, averaged."""
-        common, _ = self._split(family, architecture)
-        return {"weights": TensorSet.of(common, Merge(weighting=self.weighting))}
-
-    def model(self, context: ClientContext) -> Network:
-        """The common tensors with the device's own: those that it kept, or those that it is sent, or fresh ones."""
-        if self.common is None:
-            return super().model(context)
-        own = context.kept("own") or context.received.get("own")
-        if own is not None:
-            return context.build(context.received["weights"] | own)
-        model = context.build()  # what the device kept is lost
-        model.load_state_dict(context.received["weights"], strict=False)
-        return model
-
-    def train(self, context: ClientContext) -> Answer:
-        """Train all layers, and keep the device's own."""
-        answer = super().train(context)
-        _, own = self._split(context.family, context.architecture)
-        if own:
-            state = answer.tensor_sets["weights"]
-            context.keep("own", {name: state[name] for name, spec in own.items() if not spec.frozen})
-        return answer
-
-
-# The server half ------------------------------------------------------------------------------------------------------
 
 
 class FlexiFedParams(Params):
@@ -170,16 +112,17 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
     def client_step(self, order: Order) -> ClientStep:
         """Plain training, every device counting alike; with "basic" what is not common to all is the device's own."""
         place = self.candidates.index(order.architecture)
-        return self._half(begins=place not in self.begun.get(order.device, []))
+        return self._half(order.architecture, begins=place not in self.begun.get(order.device, []))
 
-    def _half(self, *, begins: bool) -> TrainingOfCommonLayers:
+    def _half(self, architecture: Architecture, *, begins: bool) -> TrainingWithOwnLayers:
         if self.sharing != "basic":
-            return TrainingOfCommonLayers(weighting="uniform")
-        return TrainingOfCommonLayers(weighting="uniform", common=self.common, begins=begins)
+            return TrainingWithOwnLayers(weighting="uniform")
+        own = tuple(self.family.tensors(architecture))[self.common :]
+        return TrainingWithOwnLayers(weighting="uniform", own=own, begins=begins)
 
     @override
     def priced_step(self, architecture: Architecture) -> ClientStep:
-        return self._half(begins=True)  # as in a device's first round, when its own layers travel to it
+        return self._half(architecture, begins=True)  # as in a device's first round, when its own layers travel to it
 
     def payload(self, group: Group) -> TensorSets:
         """The common tensors, or all, of the devices' type, and what a device begins with."""

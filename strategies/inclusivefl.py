@@ -1,4 +1,7 @@
-"""InclusiveFL (Liu et al., "No One Left Behind", KDD 2022): models of different depth that share whole layers."""
+"""InclusiveFL (Liu et al., "No One Left Behind", KDD 2022): models of different depth that share whole layers.
+
+The types and their layers are in `wildflower.strategies.types_by_depth`, the client step in `own_layers`.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,11 @@ import torch
 from pydantic import Field
 from typing_extensions import override
 
-from wildflower.messages.orders import Merge
 from wildflower.messages.packing import MessageError
-from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
+from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family
-from wildflower.models.layers import TensorSpec
-from wildflower.models.network import Network
 from wildflower.strategies.fedadam import FedAdamParams, ServerAdam
 from wildflower.strategies.method import (
-    Answer,
-    ClientContext,
     ClientStep,
     Contribution,
     Group,
@@ -31,6 +28,7 @@ from wildflower.strategies.method import (
     Trained,
     Traits,
 )
+from wildflower.strategies.own_layers import TrainingWithOwnLayers
 from wildflower.strategies.params import Fraction, Numbers, Params
 from wildflower.strategies.submodel import CandidateMethod, first_weights
 from wildflower.strategies.types_by_depth import check_alike, layers_of, types_of
@@ -54,52 +52,6 @@ class InclusiveFLParams(Params):
     rates: Numbers = Field(
         (), description="How many times the learning rate each type has, smallest first; empty: all have the run's"
     )
-
-
-# Client step ----------------------------------------------------------------------------------------------------------
-
-
-class InclusiveFLStep(ClientStep):
-    """Devices minimize the task's loss of a model of their depth: L = loss(f(x), y).
-
-    head: the tensors that stay on the device; () where all travel.
-    rate: how many times the run's learning rate the type has.
-    """
-
-    head: tuple[str, ...] = ()
-    rate: float = Field(1.0, gt=0, allow_inf_nan=False)
-
-    def travels(self, family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
-        """The tensors that travel, in both directions."""
-        return {name: spec for name, spec in family.tensors(architecture).items() if name not in self.head}
-
-    def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """The model of the device's type, without a head that is the device's own."""
-        return {"weights": TensorSet.of(self.travels(family, architecture))}
-
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """The same tensors; every device counts alike (Algorithm 1, line 14)."""
-        return {"weights": TensorSet.of(self.travels(family, architecture), Merge(weighting="uniform"))}
-
-    def model(self, context: ClientContext) -> Network:
-        """The received model, with the device's own head; a device that has none yet begins with a fresh one."""
-        if not self.head:
-            return context.build(context.received["weights"])
-        model = context.build()
-        model.load_state_dict(context.received["weights"] | (context.kept("head") or {}), strict=False)
-        return model
-
-    def train(self, context: ClientContext) -> Answer:
-        """Train, and keep the head where it is the device's own."""
-        model = self.model(context)
-        loss = context.fit(model, lambda inputs, labels: context.task.loss(model(inputs), labels), rate=self.rate)
-        state = model.state_dict()
-        if self.head:
-            context.keep("head", {name: state[name] for name in self.head})
-        return Answer(model, {"weights": {n: value for n, value in state.items() if n not in self.head}}, loss)
-
-
-# Server half ----------------------------------------------------------------------------------------------------------
 
 
 class InclusiveFL(CandidateMethod[InclusiveFLParams]):
@@ -183,11 +135,10 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
     def client_step(self, order: Order) -> ClientStep:
         """Plain training at the type's rate; with heads of the devices' own their names."""
         # A fleet whose budgets are those of a width has that priced, and it is no type.
-        rate = self.rates.get(order.architecture, 1.0)
-        if self.params.head != "own":
-            return InclusiveFLStep(rate=rate)
-        layers = self.layers.get(order.architecture) or layers_of(self.family, order.architecture)
-        return InclusiveFLStep(head=layers.head, rate=rate)
+        rate, own = self.rates.get(order.architecture, 1.0), tuple[str, ...]()
+        if self.params.head == "own":
+            own = (self.layers.get(order.architecture) or layers_of(self.family, order.architecture)).head
+        return TrainingWithOwnLayers(weighting="uniform", own=own, rate=rate)
 
     def payload(self, group: Group) -> TensorSets:
         """The model of the devices' type."""

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from tests.client_app.work_orders import LENET, Apart, answers, batch, weights_of, work_order
+from tests.client_app.work_orders import LENET, Apart, answers, batch, digits, weights_of, work_order
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.packing import unpack
 from wildflower.strategies.recipfl.device import TaughtTraining
+from wildflower.strategies.training_steps import ClassCounts
 
 HALF = LENET.width(0.5)
 OWN = TaughtTraining(taught=False)
@@ -22,7 +23,7 @@ def ask(tmp_path):
         training = LocalTraining(batch_size=10, steps=steps, learning_rate=0.0001)
         content = batch(order, round=round_number, training=training, state_dir=str(tmp_path), run=run)
         reply, arrays = answers(content)
-        return reply.updates[0], unpack(arrays[0], weights_of(LENET, HALF).layout)
+        return reply.updates[0], unpack(arrays[0], weights_of(LENET, HALF).layout) if arrays else {}
 
     return train
 
@@ -59,3 +60,10 @@ def test_statistics_are_kept_only_where_the_device_half_keeps_them(ask, tmp_path
     found = state.load(key, 2)
     assert set(found) == {f"block{n}.norm.running_{what}" for n in (1, 2) for what in ("mean", "var")}
     assert torch.equal(found["block1.norm.running_mean"], means(kept))
+
+
+def test_a_device_says_its_classes_where_the_device_half_does(ask):
+    update, _ = ask(local=ClassCounts())
+    labels = digits().train.labels[digits().shard(0).train]
+    assert update.facts == {"class_counts": labels.bincount(minlength=10).tolist()}
+    assert ask(local=Apart())[0].facts == {}

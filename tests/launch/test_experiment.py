@@ -522,12 +522,13 @@ def test_lines_of_a_resumed_run_begin_where_it_goes_on():
 def test_what_a_run_waits_for_is_shown(tmp_path):
     log = tmp_path / "app.log"
     assert waiting_text(log, 0) == ""
-    log.write_text("INFO :      Waiting for nodes: 0 connected so far\n")
+    waiting = "Waiting for nodes: 0 connected so far, 4 wanted, fewer from 14:10:00 on"
+    log.write_text(f"INFO :      {waiting}\n")
     text = io.StringIO()
     lines = Lines(Console(file=text), total=3, earlier=0)
     for _ in range(2):
         lines.rounds([], waiting_text(log, 0))
-    assert text.getvalue() == "Waiting for nodes: 0 connected so far\n"
+    assert text.getvalue() == f"{waiting}\n"
 
     def bar(*waiting: str) -> str:
         shown = io.StringIO()

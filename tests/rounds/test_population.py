@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -409,6 +410,14 @@ def test_a_node_whose_device_the_task_has_no_data_for_is_left_out(tmp_path, capl
     )
     assert population.everyone(InProcessGrid(client, 3, config)) == [0, 1]
     assert "report that is refused: device 2 is not one of 0 to 1" in caplog.text
+
+
+def test_a_run_on_hardware_says_what_it_waits_for_and_until_when(clock, caplog):
+    caplog.set_level("INFO", "flwr")
+    sample(connected(minimum=3, wait_seconds=10.0), InProcessGrid(client, 2, config))
+    waiting = [text for text in caplog.messages if text.startswith("Waiting for nodes")]
+    assert len(waiting) == 1
+    assert re.fullmatch(r"Waiting for nodes: 2 connected so far, 3 wanted, fewer from \d\d:\d\d:\d\d on", waiting[0])
 
 
 def test_a_run_on_hardware_waits_for_the_nodes_it_needs(clock):

@@ -40,6 +40,21 @@ def test_a_line_far_beyond_the_others_does_not_flatten_them():
     assert "range" not in line_chart("t", lines, x_label="round").layout["yaxis"]
 
 
+def test_a_line_that_goes_on_for_long_does_not_push_the_others_together():
+    short, long = Line("a", [0.1, 0.2], [0.5, 0.6]), Line("b", [10, 40], [0.5, 0.6])
+    assert checked(line_chart("t", [short, long], x_label="hours")).layout["xaxis"]["type"] == "log"
+    assert "type" not in line_chart("t", [short, Line("b", [0.1, 1], [0.5, 0.6])], x_label="hours").layout["xaxis"]
+    assert "type" not in line_chart("t", [Line("a", [0, 0.2], [0.5, 0.6]), long], x_label="hours").layout["xaxis"]
+
+
+def test_a_wide_band_does_not_flatten_the_lines():
+    line = Line("a", [1, 2], [0.5, 0.7], band=([-3.0, -3.0], [4.0, 4.0]))
+    assert line_chart("t", [line], x_label="round").layout["yaxis"]["range"] == [
+        pytest.approx(0.45),
+        pytest.approx(0.75),
+    ]
+
+
 def test_what_never_changes_is_told_in_words():
     flat = Line("a", [1, 2], [10, 10])
     assert line_chart("t", [flat], x_label="round").constant == "10"

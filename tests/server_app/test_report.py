@@ -124,7 +124,7 @@ def test_the_page_says_what_happened_whether_that_is_good_and_what_to_try(tmp_pa
         "The score was still rising at the end: try more rounds (rounds = 20).",
         'Give every device the best model that fits it and not the largest: deliver = "best".',
         "Give devices of small more memory, or compare with one model that all devices can train: strategy = "
-        '"fedavg" with fedavg.use = "all-small".',
+        '"one-model".',
         "One seed tells little: wildflower sweep EXPERIMENT.toml --seeds 1-3 repeats the run with three.",
     ]
     assert charts_of(page)["Accuracy over rounds"].traces[-1]["y"] == [0.6, 0.6]

@@ -14,8 +14,9 @@ from wildflower.models.resnet import ResNet18
 from wildflower.models.vgg import Vgg
 from wildflower.models.vit import VitTiny
 from wildflower.strategies.common_layers import alike, common_length
-from wildflower.strategies.flexifed import FlexiFed, FlexiFedParams, TrainingOfCommonLayers
+from wildflower.strategies.flexifed import FlexiFed, FlexiFedParams
 from wildflower.strategies.method import LEADING, Contribution, Group, Order, Setup, Trained
+from wildflower.strategies.own_layers import TrainingWithOwnLayers
 from wildflower.strategies.run_settings import RoundSettings
 
 VIT = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
@@ -180,7 +181,7 @@ def test_a_device_goes_on_with_its_own_layers():
     kept = {}
     built = []
 
-    def fit(model, loss):
+    def fit(model, loss, rate):
         built.append({name: p.unique().tolist() for name, p in model.named_parameters()})
         for parameter in model.parameters():
             parameter.data += 1
@@ -204,12 +205,13 @@ def test_a_device_goes_on_with_its_own_layers():
         family=VIT,
         architecture=architecture,
     )
-    answer = TrainingOfCommonLayers(weighting="uniform", common=SHARED, begins=True).train(context)
+    own = tuple(names[SHARED:])
+    answer = TrainingWithOwnLayers(weighting="uniform", own=own, begins=True).train(context)
     assert built[0] == {n: [value[n]] for n in names}
     assert set(kept["own"]) == set(names[SHARED:])
     assert answer.tensor_sets["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
     received["own"]["head.norm.weight"] = torch.zeros(4)
-    TrainingOfCommonLayers(weighting="uniform", common=SHARED, begins=True).train(context)
+    TrainingWithOwnLayers(weighting="uniform", own=own, begins=True).train(context)
     assert built[1]["head.norm.weight"] == [8.0]
 
 

@@ -17,8 +17,9 @@ from wildflower.models.lenet import LeNet5
 from wildflower.models.vit import VitTiny
 from wildflower.strategies import inclusivefl
 from wildflower.strategies.fedadam import FedAdamParams
-from wildflower.strategies.inclusivefl import InclusiveFL, InclusiveFLParams, InclusiveFLStep
+from wildflower.strategies.inclusivefl import InclusiveFL, InclusiveFLParams
 from wildflower.strategies.method import Contribution, Group, Order, Setup, Trained
+from wildflower.strategies.own_layers import TrainingWithOwnLayers
 from wildflower.strategies.run_settings import RoundSettings
 from wildflower.strategies.types_by_depth import check_alike, layers_of, types_of
 
@@ -255,7 +256,7 @@ def test_a_head_that_a_module_defines_first_is_a_head():
     layers = layers_of(family, family.full())
     assert layers.head == ("head.weight", "head.bias")
     assert layers.embeddings == ("stem.weight", "stem.bias")
-    assert set(inclusive(family, head="own").client_step(Order(0, family.full())).head) == set(layers.head)
+    assert set(inclusive(family, head="own").client_step(Order(0, family.full())).own) == set(layers.head)
 
 
 def test_a_head_of_ones_own_wants_a_head(monkeypatch):
@@ -269,7 +270,7 @@ def test_a_head_of_ones_own_stays_on_the_device():
     architecture = method.candidates[0]
     local = method.client_step(Order(0, architecture))
     heads = {"head.norm.weight", "head.norm.bias", "head.classifier.weight", "head.classifier.bias"}
-    assert set(local.head) == heads
+    assert set(local.own) == heads
     for tensor_sets in (local.sent(VIT, architecture), local.returned(VIT, architecture)):
         assert not heads & {entry.name for entry in tensor_sets["weights"].layout.entries}
     assert not heads & set(method.weights[architecture])
@@ -280,7 +281,12 @@ def test_a_device_trains_its_own_head_and_keeps_it():
     """The head that it kept is what it begins with, and what it has learned is kept and does not travel."""
     architecture = VIT.full()
     head = ("head.classifier.bias",)
-    kept = {"head": {"head.classifier.bias": torch.full((10,), 7.0)}}
+    kept = {"own": {"head.classifier.bias": torch.full((10,), 7.0)}}
+
+    def loaded(weights):
+        model = VIT.build(architecture)
+        model.load_state_dict(weights)
+        return model
 
     def fit(model, loss, rate):
         assert rate == 2.5
@@ -293,13 +299,15 @@ def test_a_device_trains_its_own_head_and_keeps_it():
     received = {n: torch.full(s.shape, 2.0) for n, s in VIT.tensors(architecture).items() if n not in head}
     context = SimpleNamespace(
         received={"weights": received},
-        build=lambda weights=None: VIT.build(architecture),
+        build=lambda weights: loaded(weights),
+        family=VIT,
+        architecture=architecture,
         kept=kept.get,
         keep=kept.__setitem__,
         fit=fit,
     )
-    answer = InclusiveFLStep(head=head, rate=2.5).train(context)
-    assert kept["head"]["head.classifier.bias"].unique().tolist() == [8.0]
+    answer = TrainingWithOwnLayers(weighting="uniform", own=head, rate=2.5).train(context)
+    assert kept["own"]["head.classifier.bias"].unique().tolist() == [8.0]
     assert set(answer.tensor_sets["weights"]) == set(received)
     assert answer.tensor_sets["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
 

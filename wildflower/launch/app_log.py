@@ -18,7 +18,7 @@ LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
 
 def waiting_text(log: Path, start: int) -> str:
     """Return what an app waits for, by the last line of its log after `start` bytes; "" where it does not wait."""
-    found = re.search(rf"{WAITING}\d+ connected so far", last_lines(log, 1, start))
+    found = re.search(rf"{WAITING}\d+ connected so far.*", last_lines(log, 1, start))
     return found[0] if found else ""
 
 

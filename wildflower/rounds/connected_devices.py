@@ -98,7 +98,7 @@ class ConnectedDevices(Population):
     def everyone(self, grid: Grid) -> list[int]:
         """The devices whose nodes answer. NoNodesError where no node is connected for long."""
         wanted = 1 if self._known else self._least
-        connected = wait_for_nodes(grid, lambda found: len(found) >= wanted, self._wait)
+        connected = wait_for_nodes(grid, wanted, self._wait)
         if len(connected) < wanted:
             text = "%s nodes connected within %g s, the run asks for %s devices per round: going on with those"
             log(WARNING, text, len(connected), self._wait, wanted)

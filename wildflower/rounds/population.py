@@ -161,15 +161,17 @@ class NoNodesError(RuntimeError):
     """No node is connected, and none has come in the time that they have; the text says so to the user."""
 
 
-def wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:
-    """The connected nodes, as soon as they are enough or the time is over. NoNodesError where there are none."""
+def wait_for_nodes(grid: Grid, wanted: int, wait_seconds: float) -> list[int]:
+    """Return the connected nodes, as soon as they are enough or the time is over. NoNodesError where there are none."""
     end = time.monotonic() + wait_seconds
     nodes = sorted(grid.get_node_ids())
     told = -1
-    while not enough(nodes) and time.monotonic() < end:
+    while len(nodes) < wanted and time.monotonic() < end:
         if len(nodes) != told:
             told = len(nodes)
-            log(INFO, "Waiting for nodes: %s connected so far", told)  # which the runner shows too
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + end - time.monotonic()))
+            # The runner shows it too.
+            log(INFO, "Waiting for nodes: %s connected so far, %s wanted, fewer from %s on", told, wanted, until)
         time.sleep(0.1)
         nodes = sorted(grid.get_node_ids())
     if not nodes:

@@ -167,7 +167,7 @@ class SimulatedDevices(Population):
 
     def _still_there(self, grid: Grid) -> list[int]:
         """The nodes of before that are connected; others take the places of those that are not, and of no other."""
-        connected = wait_for_nodes(grid, bool, self._wait_seconds)
+        connected = wait_for_nodes(grid, 1, self._wait_seconds)
         there = [node for node in self._chosen if node in connected]
         spare = [node for node in connected if node not in self._chosen]
         gone = len(self._chosen) - len(there)
@@ -178,7 +178,7 @@ class SimulatedDevices(Population):
 
     def _wait_for_workers(self, grid: Grid) -> list[int]:
         # The ServerApp starts before the simulation engine has registered its nodes.
-        nodes = wait_for_nodes(grid, lambda found: len(found) >= self._workers, self._wait_seconds)
+        nodes = wait_for_nodes(grid, self._workers, self._wait_seconds)
         if len(nodes) < self._workers:
             log(
                 WARNING,
