@@ -124,7 +124,7 @@ def test_a_module_that_the_trial_refuses_is_one_error(typed, tmp_path):
     (tmp_path / "own_refused.py").write_text(MODULE.replace("return self", "return [] if not self.training else self"))
     code, page = typed("family=own_refused:Net")
     assert code == 1
-    assert page.count("in evaluation mode with a list of 0") == 1
+    assert page.count("own_refused:Net answers with 0 tensors in a tuple, dict or the like") == 1
     assert "1,438 examples to train on" in page
     assert page.endswith("The run cannot begin: 1 error.")
 

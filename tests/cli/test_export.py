@@ -298,6 +298,7 @@ def run_of_an_own_module(tmp_path):
     for name, text in OWN.items():
         (mine / name).write_text(textwrap.dedent(text))
     keys = {"family": "own_export:Net", "strategy": "fedavg", "below_smallest": "smallest", "rounds": 1}
+    keys["family_arguments"] = "levels = [{}]"  # else devices get its graph, and no run needs the module again
     with looked_for_beside(mine):
         run_dir = run(simulated_grid(), small_config(tmp_path, **keys))
     assert "own_export" not in sys.modules  # as in a later command
@@ -377,6 +378,7 @@ def test_a_package_is_kept_with_all_its_files_and_asked_when_it_imports_late(tmp
         """)
     )
     keys = {"family": "own_package:Net", "strategy": "fedavg", "below_smallest": "smallest"}
+    keys["family_arguments"] = "levels = [{}]"
     with looked_for_beside(package.parent):
         run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, **keys))
     images = tmp_path / "images"

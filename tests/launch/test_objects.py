@@ -53,7 +53,10 @@ def net_function():
 
 
 def tied():
-    module = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 12), nn.Linear(12, 3))
+    module = nn.Sequential(
+        *(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 12)),
+        *(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 3)),  # which can be cut, as most of it must be
+    )
     module[2].weight = module[0].weight
     return module
 
@@ -72,7 +75,7 @@ def built(file):
         (net_class(), {"first.weight": (8, 12), "first.bias": (8,), "head.weight": (3, 8), "head.bias": (3,)}),
         (partial(net_class(), width=5), {"first.weight": (5, 12), "head.weight": (3, 5)}),
         (net_function(), {"0.weight": (8, 12), "2.bias": (3,)}),
-        (tied(), {"0.weight": (12, 12), "1.running_mean": (12,), "2.bias": (12,), "3.weight": (3, 12)}),
+        (tied(), {"0.weight": (12, 12), "1.running_mean": (12,), "2.bias": (12,), "3.weight": (40, 12)}),
     ],
     ids=["class", "partial", "function", "instance"],
 )
