@@ -310,7 +310,13 @@ def tune(
             a method's own as a dict: `{"fedprox": {"mu": (0.001, 1.0)}}`.
         trials: how many there are in all.
         folder: where the runs lie; by default runs/NAME-tune, by the experiment's or the model's name.
-        model, data, label, test, loss, metric, levels: as for `run`.
+        model: as for `run`.
+        data: as for `run`.
+        label: as for `run`.
+        test: as for `run`.
+        loss: as for `run`.
+        metric: as for `run`.
+        levels: as for `run`.
         settings: keys of all runs, as for `run`.
 
     Raises:
@@ -362,7 +368,13 @@ def sweep(
         jobs: runs at a time, which share the CPU's cores.
         folder: where the runs lie; by default runs/NAME-sweep, by the experiment's or the model's name. The same call
             goes on there.
-        model, data, label, test, loss, metric, levels: as for `run`.
+        model: as for `run`.
+        data: as for `run`.
+        label: as for `run`.
+        test: as for `run`.
+        loss: as for `run`.
+        metric: as for `run`.
+        levels: as for `run`.
         settings: keys of all runs, as for `run`.
 
     Raises:

@@ -135,7 +135,8 @@ class Run:
 
         Args:
             inputs: an array or a tensor (examples, ...).
-            tier, which: as of `model`.
+            tier: as of `model`.
+            which: as of `model`.
         """
         import torch
 
