@@ -209,7 +209,7 @@ def test_width_methods_take_an_ordinary_module_with_batch_norm(tmp_path, strateg
         ("fedrolex", "its sub-models are leading slices, and the strategy selects other channels"),
         ("federated-dropout", "its sub-models are leading slices, and the strategy selects other channels"),
         ("anycostfl", "channels are ranked here by the norm of the filters that make them"),
-        ("model-search", "needs a family of described layers, .* nothing says which channels its layers read and make"),
+        ("model-search", "needs a family that is cut by channel groups, .* or a module of yours without levels"),
     ],
 )
 def test_width_methods_that_read_descriptions_of_layers_say_why_they_take_no_module(tmp_path, strategy, words):
