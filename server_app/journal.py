@@ -181,6 +181,7 @@ def check_writers() -> None:
     """Raise MissingExtraError unless all is installed that writes a run's figures and its report."""
     check_installed("tensorboard", "a run's folder, which has figures for TensorBoard,")
     check_installed("plotly", "a run's report")
+    check_installed("pandas", "a run's report, which has tables of its rounds,")
 
 
 def _load_writers() -> None:

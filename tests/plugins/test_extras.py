@@ -113,7 +113,7 @@ USES = {
         lambda folder: text_of(lambda: made.write("svhn", folder / "made", train=20, test=20)),
     ],
     "plotly": [told, lambda _: text_of(pages.library.__wrapped__)],
-    "pandas": [lambda _: text_of(lambda: frame_of([], Summary))],
+    "pandas": [told, lambda _: text_of(lambda: frame_of([], Summary))],
     "tensorboard": [told],
     "ray": [lambda folder: told(folder, "engine=flower")],
     "datasets": [lambda _: text_of(import_datasets)],
