@@ -310,7 +310,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(t
     (broken / "checkpoint" / "round-4" / "state.json").write_text("{")
     assert run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True)) == broken
     assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
-    again = small_config(tmp_path / "broken", **keys, resume=True, checkpoints={"resume_from": 2})
+    again = small_config(tmp_path / "broken", **keys, resume=True, checkpoints__resume_from=2)
     run(simulated_grid(), again)
     assert checkpoint.rounds(broken) == [4, 3, 2]
     assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
@@ -319,11 +319,11 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(t
     with pytest.raises(JournalError, match=r"^checkpoints.resume-from = 1: .* there are those of rounds 2, 3, 4$"):
         run(
             simulated_grid(),
-            small_config(tmp_path / "broken", **keys, resume=True, checkpoints={"resume_from": 1}, rounds=5),
+            small_config(tmp_path / "broken", **keys, resume=True, checkpoints__resume_from=1, rounds=5),
         )
     assert {path: path.read_bytes() for path in broken.glob("*.json*")} == before
     with pytest.raises(ConfigError, match=r"checkpoints\.resume-from = 2: goes with resume = true only"):
-        small_config(tmp_path, checkpoints={"resume_from": 2})
+        small_config(tmp_path, checkpoints__resume_from=2)
 
 
 @pytest.mark.thorough
@@ -351,7 +351,7 @@ def test_devices_keep_what_a_run_needs_that_goes_on_from_its_oldest_checkpoint(k
     # When round 7 was done, that of round 4 was the oldest. What rounding has lost counts for two rounds.
     expected = {(3, 4, 5, 6, 7)} if "wire" in keys else {(4, 5, 6, 7)}
     assert kept() == expected
-    run(simulated_grid(), small_config(tmp_path, **keys, resume=True, checkpoints={"resume_from": 5}))
+    run(simulated_grid(), small_config(tmp_path, **keys, resume=True, checkpoints__resume_from=5))
     assert same_bits(whole.state.tensors, checkpoint.load(run_dir).state.tensors)
     assert told(run_dir) == lines
 
