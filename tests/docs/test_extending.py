@@ -126,7 +126,7 @@ def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, min
 
 @pytest.mark.thorough
 def test_the_settings_of_the_page_are_shown_with_what_they_mean(outside):
-    table = done(outside, "-m", "wildflower", "config", "mine/experiment.toml")
+    table = done(outside, "-m", "wildflower", "config", "--all", "mine/experiment.toml")
     assert "damped.smoothing" in table
     assert re.search(r"damped\.damping +│ 0\.3 +│ experiment", table)
 
