@@ -82,6 +82,7 @@ PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 TEXTS = {folder.name: PAPERS / f"{folder.name.replace('_', '-')}.txt" for folder in papers()}
 
 
+@pytest.mark.thorough  # which CI runs where the papers' texts lie beside the project's folder
 @pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers' texts lie beside the project's folder")
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 def test_printed_figures_stand_in_the_papers_text(one):
