@@ -411,9 +411,15 @@ def test_a_script_runs_and_its_experiment_runs_again_with_the_same_bits():
     again = wf.run("runs/one/experiment/experiment.toml", run_name="two", workers=1)
     first = wf.load("runs/one")
     assert list(again.rounds["loss"]) == list(first.rounds["loss"])
-    # The models come out in memory, as the class they are of, and read what the run was given.
-    network = first.model("2-GB")
-    assert (type(network).__name__, network.first.weight.shape) == ("Net", (8, 12))
+    # The models come out in memory with the names of the class's tensors, and read what the run was given.
+    tensors = first.model("2-GB").state_dict()
+    net_class()().load_state_dict(tensors)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "first.weight": (8, 12),
+        "first.bias": (8,),
+        "head.weight": (3, 8),
+        "head.bias": (3,),
+    }
     inputs = np.random.default_rng(0).normal(size=(90, 12)).astype(np.float32)
     answers = first.predict(inputs, "2-GB")
     assert (answers.shape, set(answers.tolist()) <= {0, 1, 2}) == ((90,), True)

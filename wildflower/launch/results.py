@@ -116,6 +116,9 @@ class Run:
     def model(self, tier: str | None = None, which: Which = "best") -> nn.Module:
         """Return a trained model, in evaluation mode, which reads normalized inputs (`predict` normalizes them).
 
+        A module that was cut by itself comes out as its graph, with the module's names of tensors. Where it is whole,
+        `YourClass(...).load_state_dict(run.model().state_dict())` makes it yours again.
+
         Args:
             tier: whose model; None is the global one.
             which: of the "best" evaluation, or of the "newest".
