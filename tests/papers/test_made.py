@@ -30,7 +30,7 @@ SHAPES = {
 
 
 def test_all_that_is_made_is_tried_here():
-    assert {name for name in SHAPES if made.can_make(name)} == set(SHAPES)
+    assert {name.removeprefix("glue-") for name in SHAPES} == set(made.WRITERS)
     assert len(SHAPES) == len(made.WRITERS)
 
 

@@ -19,6 +19,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the run configuration; may be given often."),
 ]
+Seeds = Annotated[str, typer.Option(help="Seeds, such as 1-3 or 1,4,7-9.")]
+Jobs = Annotated[int, typer.Option(min=1, max=256, help="Runs at a time.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here, and a CSV file beside.")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wildflower.cli.options import Html, Overrides, wrong_values_told
+from wildflower.cli.options import Html, Jobs, Overrides, Seeds, wrong_values_told
 from wildflower.cli.sweep import do_sweep
 
 
@@ -31,9 +31,9 @@ def paper(
         list[str] | None,
         typer.Option("--row", metavar="NAME", help="A row of it, such as a method; may be given often."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, such as 1-3 or 1,4,7-9.")] = "1-3",
+    seeds: Seeds = "1-3",
     overrides: Overrides = None,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at a time.")] = 1,
+    jobs: Jobs = 1,
     folder: Annotated[
         Path | None, typer.Option(help="Where the runs lie; default: runs/NAME, by the experiment's name.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from wildflower.cli.compare import print_comparison
-from wildflower.cli.options import Experiment, Html, Overrides
+from wildflower.cli.options import Experiment, Html, Jobs, Overrides, Seeds
 
 if TYPE_CHECKING:
     from wildflower.launch.sweeps import Row
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def sweep(
     experiment: Experiment,
-    seeds: Annotated[str, typer.Option(help="Seeds, such as 1-3 or 1,4,7-9.")] = "1-3",
+    seeds: Seeds = "1-3",
     rows: Annotated[
         Path | None,
         typer.Option(metavar="FILE.toml", help="Named sets of settings, each a table [NAME], each with all seeds."),
@@ -29,7 +29,7 @@ def sweep(
         ),
     ] = None,
     overrides: Overrides = None,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at a time.")] = 1,
+    jobs: Jobs = 1,
     folder: Annotated[
         Path | None, typer.Option(help="Where the runs lie; default: runs/NAME-sweep, by the experiment's name.")
     ] = None,

@@ -42,11 +42,6 @@ def write(task: str, folder: Path, *, train: int, test: int) -> None:
     WRITERS[name if task.startswith("glue-") else task](folder, train, test)
 
 
-def can_make(task: str) -> bool:
-    """Return True for a task whose files `write` makes."""
-    return task.removeprefix("glue-") in WRITERS
-
-
 def _parquet(file: Path, columns: Mapping[str, Sequence[object]]) -> None:
     with needed("datasets", "made data in the hub's format"):
         import pyarrow as pa
