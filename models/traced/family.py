@@ -21,8 +21,9 @@ from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
+from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
-from wildflower.models.traced.program import Program
+from wildflower.models.traced.program import Program, drawn
 
 if TYPE_CHECKING:
     from wildflower.models.trace import Step
@@ -45,6 +46,10 @@ class Traced(GroupFamily):
     norm: batch norms are those of the module ("batch"), or keep no running statistics ("static").
     scaler: whether results of cut layers are divided by the kept share of their channels (HeteroFL).
     keep: parts whose channels are never cut.
+    together: patterns of names of groups that become one, such as "layer1.*", where they have one size.
+    depth: patterns of names of blocks that may be left out, by default of all but the first of a stack.
+    exits: parts of the module behind which there are early exits.
+    early_exits: whether there are where it seems right, if none are named.
     """
 
     name: ClassVar[str] = NAME
@@ -55,6 +60,10 @@ class Traced(GroupFamily):
     norm: str = "batch"
     scaler: bool = False
     keep: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    depth: tuple[str, ...] = ("*",)
+    exits: tuple[str, ...] = ()
+    early_exits: bool = False
     graph: str = ""
 
     @override
@@ -105,14 +114,27 @@ class Traced(GroupFamily):
     # Architectures
 
     @property
+    def cuts(self) -> Cuts:
+        """What the user said of how the module is cut."""
+        return Cuts(self.keep, self.together, self.depth, self.exits, self.early_exits)
+
+    @property
     @override
     def groups(self) -> Mapping[str, int]:
         return self.read.groups
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """Residual branches that an architecture may leave out."""
+        """Blocks that an architecture may leave out; of a family with several exits the segments behind the first."""
+        if len(self.segments) > 1:
+            return dict(list(self.segments.items())[1:])
         return {block: tuple(groups) for block, groups in self.read.blocks.items()}
+
+    @cached_property
+    def segments(self) -> Mapping[str, tuple[str, ...]]:
+        """The groups from one exit to the next."""
+        exits = {name: tuple(exit.groups) for name, exit in self.read.exits.items()}
+        return exits or {"head": tuple(self.groups)}
 
     @property
     @override
@@ -145,8 +167,12 @@ class Traced(GroupFamily):
         from wildflower.models.traced.making import first_weights  # the server's, which has the module
 
         own = first_weights(self.function, self.arguments, self.input_shape, self.classes)
-        names = self.tensors(self.full())
-        return {name: own[name].detach().clone() for name in names}
+        found = {}
+        for name, spec in self.tensors(self.full()).items():
+            head = name not in own  # of an early exit, which the module has not
+            value = drawn(self.read.state[name], spec.shape, torch.get_default_device()) if head else own[name]
+            found[name] = value.detach().clone()
+        return found
 
     @cached_property
     def with_statistics(self) -> Traced:
@@ -247,6 +273,8 @@ def _recorded(family: Traced, left_out: tuple[int, ...], batch_size: int, *, acc
         accumulates=accumulates,
     )
     full = [0 if number in left_out else size for number, size in enumerate(family.groups.values())]
+    if left_out:  # which are alike the whole
+        return found if _recorded(family, (), batch_size, accumulates=accumulates) else None
     true = _followed(family, Architecture(tuple(full)), batch_size, accumulates=accumulates)
     mine = found.at(full, {}, [])
     close = all(abs(a - b) <= PRECISION * b for a, b in ((mine.peak_bytes, true.peak_bytes), (mine.flops, true.flops)))
