@@ -144,14 +144,14 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
 
 @contextmanager
 def _ending(journal: Journal, tracker: Tracker | None) -> Iterator[None]:
-    """Write the end of a run, whatever it is."""
+    """Write the end of a run that is finished or has failed; one that is interrupted has none, and goes on later."""
     status: Literal["finished", "failed"] = "failed"
     try:
         yield
     except IN_WORDS as error:
         _finish_failed(journal, str(error))
         raise
-    except BaseException:
+    except Exception:
         _finish_failed(journal, traceback.format_exc())
         raise
     else:
