@@ -41,8 +41,8 @@ class Distillation(Params):
     )
     reading: Literal["students", "frozen-teacher", "live-teacher"] = Field(
         "students",
-        description="How Eq. 2 is read: sub-models learn by an Adam each, then their mean; or one Adam moves the global "
-        "weights by the mean gradient, taught by those that came in (frozen) or those of the step (live)",
+        description="How Eq. 2 is read: sub-models learn by an Adam each, then their mean; or one Adam moves the "
+        "global weights by the mean gradient, taught by those that came in (frozen) or those of the step (live)",
     )
     batch_size: Annotated[int, Field(ge=2)] = Field(64, description="Noise inputs per step of distillation")
     learning_rate: PositiveRate = Field(1e-3, description="Learning rate of distillation's Adam")

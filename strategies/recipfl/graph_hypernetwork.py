@@ -96,8 +96,8 @@ class Hypernetwork(nn.Module):
             if nodes:
                 reads = hidden + described if self.conditioned(operator) else hidden
                 parts = tiles_of(operator, nodes, shape.tile)
-                # Without a norm, states are about a quarter after one step: at first a gated unit keeps half, in each of
-                # two sweeps. After two they are an eighth, and a twelfth from three steps on (measured on LeNet-5).
+                # Without a norm, states are about a quarter after one step: at first a gated unit keeps half, in each
+                # of two sweeps. After two they are an eighth, from three steps on a twelfth (measured on LeNet-5).
                 wanted = 1 if self.published else 4 * min(shape.propagation_steps, 3)
                 self.decoders[operator] = Decoder(reads, shape.decoder_hidden, parts, hidden, wanted)
 
