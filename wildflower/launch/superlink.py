@@ -86,13 +86,6 @@ class SuperLink:
         """End a run. Raises FlowerError when the SuperLink does not answer."""
         self._ask("stop", run_id, CONNECTION)
 
-    def nodes(self) -> dict[int, str]:
-        """The nodes that the SuperLink knows, each with its status: "registered", "online", "offline"."""
-        answer = self._ask("supernode", "list", CONNECTION)
-        if not answer.get("success"):
-            raise FlowerError(f"Flower does not list its nodes: {_told(answer)}")
-        return {int(node["node-id"]): str(node["status"]) for node in answer["nodes"]}
-
     def follow_log(self, run_id: str, to: Path) -> subprocess.Popen[bytes]:
         """Start a process that appends what the app prints to a file, and that ends when the run ends."""
         with private_open(to, "ab") as file:
