@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.inclusivefl.trec import installed, read_package
 from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
-from wildflower.tasks.trec import installed, read_package
 
 HERE = Path(__file__).resolve().parent
 TIERS = ("2 layers", "4 layers", "6 layers")
