@@ -66,8 +66,6 @@ from wildflower.tasks.task import Task, TaskSpec, load_task
 NodeConfig = Mapping[str, object]
 # An order's work, and what masks its update.
 _Begun = tuple[WorkOrder, DeviceContext, Done, Callable[[Tensor], bytes] | None]
-    WorkOrder, DeviceContext, Done, Callable[[Tensor], bytes] | None
-]  # an order's work, and what masks its update
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
