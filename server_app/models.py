@@ -35,7 +35,7 @@ from wildflower.plugins.invalid import in_words
 from wildflower.plugins.reference import PluginError, is_reference, top_module
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
-from wildflower.server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
+from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
 from wildflower.server_app.whole_files import newest_whole, written_whole
 from wildflower.tasks.inputs import readable
 from wildflower.tasks.task import Task
@@ -284,10 +284,9 @@ def modules_of(run_dir: Path) -> Iterator[None]:
 def _plugins(run_dir: Path) -> Mapping[str, str]:
     """The hashes of the modules from outside with which a run began; {} where there is no run."""
     try:
-        found: Mapping[str, str] = read_config(run_dir).get(PLUGINS, {})
+        return read_config(run_dir).plugins
     except JournalError:
         return {}
-    return found
 
 
 def _check_same_modules(run_dir: Path, family: object) -> None:

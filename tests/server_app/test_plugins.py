@@ -377,7 +377,7 @@ def test_a_run_with_a_method_from_outside_resumes_with_the_same_bits_and_notices
     config = small_config(tmp_path / "parted", **keys, rounds=3, resume=True)
     run_dir = run(simulated_grid(), config)
     assert same_bits(checkpoint.load(run_dir).state.tensors, whole)
-    assert list(read_config(run_dir)["plugins-sha256"]) == [name]
+    assert list(read_config(run_dir).plugins) == [name]
     file = beside.folder / f"{name}.py"
     file.write_text(file.read_text() + "\n# another word\n")
     with pytest.raises(JournalError, match=f"{name} from outside the project is not as when the run began"):
@@ -387,7 +387,8 @@ def test_a_run_with_a_method_from_outside_resumes_with_the_same_bits_and_notices
 
 def test_a_run_without_anything_from_outside_has_no_hashes_of_it(tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1))
-    assert "plugins-sha256" not in read_config(run_dir)
+    assert read_config(run_dir).plugins == {}
+    assert "plugins" not in (run_dir / "config.json").read_text()
 
 
 @by_method()

@@ -66,7 +66,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Every key of the run and its value."""
-        return dict(read_config(self.folder)["config"])
+        return dict(read_config(self.folder).config)
 
     @property
     def experiment(self) -> str:
