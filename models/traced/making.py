@@ -66,11 +66,6 @@ def written_module(
     return written
 
 
-def first_weights(function: str, arguments: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Tensor]:
-    """Return first weights as the module's own constructor draws them, by torch's generator."""
-    return made_module(function, json.loads(arguments), input_shape, classes).state_dict(keep_vars=True)
-
-
 def _check_answer(where: str, written: Written, classes: int) -> None:
     answer = written.answer_shape
     if answer[1] != classes:
@@ -103,12 +98,12 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
     generator = torch.Generator().manual_seed(0)
     for training in (False, True):
         for size in TRIED:
-            inputs = _inputs((size, *input_shape), dtype, generator)
+            inputs = inputs_like((size, *input_shape), dtype, generator)
             answers = []
             for network in (module.train(training), program.train(training)):
                 given = inputs.clone()
                 with same_draws(size):
-                    answers.append(_answer(network, given))
+                    answers.append(answer_of(network, given))
                 if not torch.equal(given, inputs):
                     raise PluginError(changed_input(module))
             _compare(where, "answers", *answers, training=training)
@@ -152,7 +147,7 @@ def _without_gradients(
 ) -> set[str]:
     """Return the parameters without gradients where some groups are 0 and the others 1; PluginError if it fails."""
     network = Program(graph, [int(group not in left_out) for group in graph.groups])
-    inputs = _inputs((TRIED[0], *input_shape), dtype, torch.Generator().manual_seed(0))
+    inputs = inputs_like((TRIED[0], *input_shape), dtype, torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
             network.eval()(inputs)
@@ -166,7 +161,8 @@ def _without_gradients(
     return {name for name, tensor in network.named_parameters() if tensor.requires_grad and tensor.grad is None}
 
 
-def _answer(network: nn.Module, inputs: Tensor) -> Tensor:
+def answer_of(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a network's answer; of Hugging Face's, its logits."""
     found = network(inputs)
     found = getattr(found, "logits", found)
     [answer] = tree_leaves(found)
@@ -185,7 +181,8 @@ def _compare(where: str, what: str, module: Tensor, graph: Tensor, *, training: 
     )
 
 
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def inputs_like(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Draw inputs: numbers, or the first two tokens of any vocabulary."""
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator)
     return torch.randint(0, 2, shape, generator=generator, dtype=dtype)
