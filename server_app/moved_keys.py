@@ -73,6 +73,7 @@ MOVED: dict[str, str] = {
     "spatl.eta": "leave it out: the server's learning rate is 1",
     "recipfl.divergence": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
     "recipfl.feature-weight": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
+    "state-dir": "leave it out: simulated devices keep what stays on them in the run's folder",
     "report-max-age-seconds": "leave it out: a real node is asked anew where its last report is ten minutes old",
 }
 # What keys are called elsewhere, too far from their names here to be found by likeness.
