@@ -23,9 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, float32, float64, nn, tensor
 
 from wildflower.devices.validation import one_line
+from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.network import MeanOfExits
+from wildflower.models.traced.family import Traced
+from wildflower.models.traced.program import Program
 from wildflower.models.weights import with_weights
 from wildflower.plugins.beside import check_kept, digests, looked_for_beside
 from wildflower.plugins.invalid import in_words
@@ -331,6 +334,17 @@ def network_of(family: dict[str, Any], architecture: dict[str, list[int]], data:
     """
     network = with_weights(make_family(family), Architecture.from_json(architecture), safetensors.torch.load(data))
     return (MeanOfExits(network) if exits == "mean" else network).eval()
+
+
+def as_own_class(network: nn.Module, info: ModelInfo) -> nn.Module:
+    """Return the network of a user's module as the user's class, as far as that answers alike."""
+    if isinstance(network, Program):
+        from wildflower.models.traced.own_module import own_module  # which traces
+
+        family = make_family(info.model.family)
+        assert isinstance(family, Traced)
+        return own_module(family, Architecture.from_json(info.model.architecture), network) or network
+    return network.module if isinstance(network, AnyNetwork) else network
 
 
 def _folder_of_tier(run_dir: Path, tier: str) -> Path:
