@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.validation import one_line
+from wildflower.messages.error import MessageError
 from wildflower.messages.orders import NodeReport
 from wildflower.messages.wire import NODE_REPORT_LIMITS, from_records
 from wildflower.rounds.exchange import Failure, exchange, pull
@@ -193,8 +194,10 @@ class ConnectedDevices(Population):
 
     @override
     def check_report(self, device: int, report: DeviceReport) -> None:
-        """MessageError where a second board with the node's key sent it."""
-        self._instances.check(self._known[device].node, report)
+        """MessageError where a second board with the node's key sent it, or the node carries another device now."""
+        if device not in self._said:
+            raise MessageError("its node has said since that it carries another device")
+        self._instances.check(self._said[device].node, report)
 
     @override
     def refused(self, node: int, why: str, *, lied: bool = False) -> None:
@@ -211,7 +214,7 @@ class ConnectedDevices(Population):
 
     @override
     def replied(self, device: int, report: DeviceReport) -> None:
-        known = self._known[device]
+        known = self._known[device] = self._said[device]  # who was at work for more than a round is known again
         known.report, known.seen = report, time.monotonic()
         known.reported = known.seen
 

@@ -77,7 +77,7 @@ class Engine:
         Raises HookError where a hook fails or may not do what it does.
         """
         round = self.begin(grid, number)
-        self.sending.run(grid, round.asked, on_reply=partial(self._replied, round))
+        self.gather(round)
         self.finish(round)
         return self.conclude(round, scorer)
 
@@ -162,6 +162,14 @@ class Engine:
             each(self.hooks, lambda hook: hook.before_sending(round))
             self.method.begin_round([a.task.order for a in work.assignments if a.node is not None])
 
+    def gather(self, round: Round) -> None:
+        """Send the round's work, and absorb what comes back."""
+        self.sending.run(round.grid, round.asked, on_reply=partial(self._replied, round))
+
+    def seconds(self, round: Round) -> float:
+        """Return how long a round took by the virtual clock."""
+        return simulated_seconds(round.assignments, self.settings)
+
     def finish(self, round: Round) -> None:
         """Settle what came back, and let the method make its next model of it."""
         each(self.hooks, lambda hook: hook.before_finishing(round))
@@ -185,8 +193,7 @@ class Engine:
             with naming(hook):
                 hook.after_finishing(round)
             check_metrics(hook, round, before)
-        seconds = simulated_seconds(round.assignments, self.settings)
-        round.left = self.population.advance(seconds, time.perf_counter() - round.started)
+        round.left = self.population.advance(self.seconds(round), time.perf_counter() - round.started)
 
     def conclude(self, round: Round, scorer: Scorer | None) -> RoundResult:
         """Evaluate a finished round, where it is its turn, and sum it up."""
