@@ -41,6 +41,7 @@ from wildflower.server_app.dry_run import dry_run_step
 from wildflower.server_app.inputs import fleet_path, initial_digest, initial_of, named, public_of, run_folder, task_spec
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import write_labels
+from wildflower.server_app.log_names import naming_devices
 from wildflower.server_app.models import MODULES, drop_models_after
 from wildflower.server_app.no_progress import NoProgressError
 from wildflower.server_app.node_records import take_releases
@@ -125,7 +126,7 @@ def agreed_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData 
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer | None) -> None:
     journal = _open_journal(config, run_dir, engine)
     tracker = open_tracker(config.tracker, run_dir, config.to_dict()) if config.tracker else None
-    with _ending(journal, tracker):
+    with naming_devices(engine.population), _ending(journal, tracker):
         first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
         _tell_run(config, run_dir, engine, first_round)
         progress = add_run_hooks(engine, config, run_dir, journal, tracker)
@@ -144,14 +145,14 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
 
 @contextmanager
 def _ending(journal: Journal, tracker: Tracker | None) -> Iterator[None]:
-    """Write the end of a run, whatever it is."""
+    """Write the end of a run that is finished or has failed; one that is interrupted has none, and goes on later."""
     status: Literal["finished", "failed"] = "failed"
     try:
         yield
     except IN_WORDS as error:
         _finish_failed(journal, str(error))
         raise
-    except BaseException:
+    except Exception:
         _finish_failed(journal, traceback.format_exc())
         raise
     else:

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from wildflower.devices.checked import STRICT, AtLeast0, Text, Whole, checked
 from wildflower.devices.private import private_open
 from wildflower.devices.resource_report import DeviceReport
+from wildflower.devices.validation import MAX_LETTERS, one_line
 from wildflower.rounds.population import NodeState
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
@@ -28,7 +29,7 @@ RELEASES = "release"  # the nodes that are to be released from quarantine, one a
 class LastReport:
     """A node's last report; `reported_at` is seconds since 1970, `memory_factor` the share of its budget it gets.
 
-    quarantined: why it is asked nothing any more; None where it is.
+    quarantined: why it is asked nothing any more; None where it is. name: under which its key was enrolled; "" unknown.
     """
 
     node: Annotated[int, Field(ge=0, lt=2**64)]  # Flower's numbers have 64 bits, the highest included
@@ -37,6 +38,7 @@ class LastReport:
     reported_at: AtLeast0
     memory_factor: Annotated[float, Field(ge=0, le=1)]
     quarantined: Text | None
+    name: Annotated[str, Field(max_length=MAX_LETTERS)] = ""
 
 
 def write_nodes(run_dir: Path, nodes: Sequence[NodeState], quarantined: Mapping[int, str] | None = None) -> None:
@@ -57,6 +59,7 @@ def write_nodes(run_dir: Path, nodes: Sequence[NodeState], quarantined: Mapping[
             "reported_at": now - state.age_seconds,
             "memory_factor": state.memory_factor,
             "quarantined": quarantined.get(state.node),
+            "name": one_line(state.name),
         }
         for state in nodes
     ]

@@ -22,6 +22,7 @@ import psutil
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from wildflower.devices.validation import one_line
 from wildflower.messages.retries import retry_closed_connections
 from wildflower.server_app.units import bytes_text
 
@@ -48,6 +49,7 @@ class SuperLinkGrid(Grid):
     def __init__(self, grid: Grid, run_name: str, database: Path | None, *, simulated: bool = False) -> None:
         self._grid, self._run_name, self._database, self._simulated = grid, run_name, database, simulated
         self._has_died = False  # a process of Ray's
+        self.names: dict[int, str] = {}  # node -> the name under which its key was enrolled
         # To import the grid's class, flwr.superlink.grid.http_grid.HttpGrid, would take 0.8 s. Others have no retries.
         if (retries := getattr(grid, "_retry_invoker", None)) is not None:
             retry_closed_connections(retries)
@@ -103,13 +105,14 @@ class SuperLinkGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Call that of the grid. Raises SuperLinkError."""
-        with self._told():
-            return self._grid.get_node_ids()
+        return [node.node_id for node in self.get_nodes()]
 
     def get_nodes(self) -> Iterable[Any]:
-        """Call that of the grid. Raises SuperLinkError."""
+        """Call that of the grid, and note the nodes' names. Raises SuperLinkError."""
         with self._told():
-            return self._grid.get_nodes()
+            nodes = list(self._grid.get_nodes())
+        self.names |= {node.node_id: one_line(node.name) for node in nodes if node.name}
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Call that of the grid. Raises SuperLinkError."""

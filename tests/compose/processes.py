@@ -17,6 +17,7 @@ from tests.launch.test_bundle import OWN, run_what_is_ones_own
 from tests.launch.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
 from tests.small_run import connected_grid, same_bits
 from wildflower.cli.nodes import node_rows
+from wildflower.launch.before import Deployment as At
 from wildflower.launch.experiment_file import write_toml
 from wildflower.launch.superlink import connected
 from wildflower.server_app import checkpoint
@@ -85,7 +86,7 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path):
         again = deployment.run(*arguments, "--set", "resume=true")
         output, _ = again.communicate()
         assert again.returncode == 0, output
-        rows = node_rows(deployment.address, None, tmp_path / "one")
+        rows = node_rows(At(deployment.address, None), tmp_path / "one")
     finally:
         deployment.close()
 

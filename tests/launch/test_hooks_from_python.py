@@ -44,6 +44,14 @@ except wf.SettingsError as error:
     print(error)
 """
 
+SWEEP = """
+print([len(run.rounds) for run in wf.sweep("experiment.toml", seeds=[1, 2], jobs=2, hooks=[StopAt(1)]).runs])
+try:
+    wf.sweep("experiment.toml", seeds=[1], engine="flower", hooks=[StopAt(1)], folder="other")
+except wf.SettingsError as error:
+    print(error)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -59,6 +67,15 @@ def test_a_hook_of_a_script_ends_its_run(folder):
     stopped, refused = ran.stdout.strip().splitlines()[-2:]
     assert stopped == "finished 2"
     assert refused.startswith("hooks: 'two' is no value of a class of wildflower.rounds.hooks.RoundHook")
+
+
+def test_a_hook_of_a_script_ends_every_run_of_a_sweep(folder):
+    (folder / "script.py").write_text(SCRIPT.partition("run = ")[0] + SWEEP)
+    ran = run_python("script.py", folder=folder, timeout_seconds=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lengths, refused = ran.stdout.strip().splitlines()[-2:]
+    assert lengths == "[1, 1]"
+    assert refused.startswith("hooks: a run with engine = 'flower' is no fork of this process")
 
 
 class AtEnd(RoundHook):

@@ -1,6 +1,7 @@
 from tests.cli.test_command import invoke
 from wildflower.cli.nodes import HEADERS, table
 from wildflower.devices.resource_report import DeviceReport
+from wildflower.launch.known_nodes import KnownNode
 from wildflower.server_app.node_records import LastReport
 
 NOW = 1_700_000_000.0
@@ -18,10 +19,11 @@ def last(node, device, factor=1.0):
 
 
 def test_connected_nodes_come_first_and_then_devices_in_order():
-    nodes = {30: "offline", 10: "online", 20: "online", 40: "online"}
+    nodes = {30: KnownNode("", "offline", None), **{n: KnownNode("", "online", None) for n in (10, 40)}}
+    nodes[20] = KnownNode("kitchen", "online", NOW)
     rows = table(nodes, {10: last(10, 2), 20: last(20, 1, factor=0.5), 30: last(30, 0)}, NOW)
     assert [row[:3] for row in rows] == [
-        ["20", "online", "1"],
+        ["20 kitchen", "online", "1"],
         ["10", "online", "2"],
         ["40", "online", ""],
         ["30", "offline", "0"],

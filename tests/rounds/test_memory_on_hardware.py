@@ -40,6 +40,28 @@ def with_message(cost):
     return cost.peak_training_memory_bytes + MESSAGE_COPIES * cost.payload_bytes
 
 
+def test_a_device_that_gets_nothing_takes_no_others_place(tmp_path, monkeypatch, caplog):
+    keys = HARDWARE | {"devices": 3, "devices-per-round": 2, "strategy": "heterofl"}
+    engine, scorer = started(small_config(tmp_path, **keys))
+    poor, rich = (
+        DeviceReport("board", memory_total_bytes=10**12, memory_available_bytes=nbytes) for nbytes in (10, 10**11)
+    )
+
+    def report(config, traffic_bytes=0, left_bytes=0):
+        return poor if config["partition-id"] == 1 else rich
+
+    monkeypatch.setattr(work, "device_report", report)
+    monkeypatch.setattr(work, "probe_machine", lambda: rich)
+    grid = connected_grid(3, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        devices = [d for number in (1, 2, 3) for d in engine.run_round(grid, number, scorer).devices]
+    assert [d["outcome"] for d in devices if d["device"] != 1] == ["trained"] * 6
+    skipped = [d for d in devices if d["device"] == 1]
+    assert skipped
+    assert {d["outcome"].split(":")[0] for d in skipped} == {"skipped"}
+    assert "`wildflower plan --run RUN_FOLDER` says what binds" in caplog.text
+
+
 @pytest.mark.parametrize("width", [1.0, 0.5])
 def test_a_model_and_its_message_must_fit_together(width, tmp_path, monkeypatch):
     engine, scorer = started(small_config(tmp_path, **HARDWARE))

@@ -471,3 +471,30 @@ def test_the_newest_report_of_every_node_is_kept_with_its_age(clock):
     assert (first.node, first.device, first.memory_factor) == (1, 0, pytest.approx(0.7))
     assert first.age_seconds == pytest.approx(23, abs=0.5)  # the report of a device that failed is old, not gone
     assert (second.node, second.device, second.report.kind, second.age_seconds) == (2, 1, "newer", 3)
+
+
+def test_only_nodes_that_are_drawn_are_asked_and_others_for_those_that_do_not_answer(clock):
+    grid, population = InProcessGrid(client, 300, lambda node: {"partition-id": node - 1}), connected()
+    first = population.sample(grid, np.random.default_rng(3), 10)
+    assert sorted(node - 1 for node in queries(grid)) == sorted(first)
+    assert len(first) == 10
+    clock.now += 1000
+    grid.silent = set(range(2, 301, 2))
+    found = population.sample(grid, np.random.default_rng(4), 10)
+    assert len(found) == 10
+    assert not grid.silent & {device + 1 for device in found}
+    asked = queries(grid)[10:]
+    assert {node - 1 for node in asked} - set(found) == {node - 1 for node in grid.silent & set(asked)}
+
+
+def test_a_hundred_nodes_are_asked_before_the_first_round_what_devices_can_spend():
+    grid, population = InProcessGrid(client, 1000, lambda node: {"partition-id": node - 1}), connected()
+    assert len(population.present(grid)) == 100
+    assert len(queries(grid)) == 100
+
+
+def test_devices_without_work_take_no_place():
+    grid, population = InProcessGrid(client, 6, config), connected()
+    found = population.sample(grid, np.random.default_rng(1), 2, lambda devices: sum(d in (0, 4) for d in devices))
+    assert {0, 4} <= set(found)
+    assert len(population.sample(grid, np.random.default_rng(1), 2)) == 2

@@ -113,7 +113,7 @@ def fleet_rows(
         binds = ", ".join(planned.binds) or "nothing" if planned else ""
         rows.append(
             [
-                f"{last.device} {node.name if node and node.name else last.report.kind}",
+                f"{last.device} {(node and node.name) or last.name or last.report.kind}",
                 f"quarantined: {last.quarantined}" if last.quarantined else node.status if node else "",
                 _ago(node.seen if node and node.seen else last.reported_at, now),
                 _memory(last),

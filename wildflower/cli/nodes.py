@@ -12,6 +12,8 @@ from wildflower.cli.probe_command import report_rows
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
+    from wildflower.launch.before import Deployment
+    from wildflower.launch.known_nodes import KnownNode
     from wildflower.server_app.node_records import LastReport
 
 HEADERS = ("node", "status", "device", "kind", "memory", "down", "up", "reported")
@@ -36,31 +38,35 @@ def nodes(
     deployment = deployment_at(superlink, root_certificates, insecure)
     if release is not None and run_dir is not None:
         ask_release(run_dir, release)
-    print_table(HEADERS, node_rows(deployment.address, deployment.root_certificates, run_dir))
+    print_table(HEADERS, node_rows(deployment, run_dir))
 
 
-def node_rows(address: str, root_certificates: Path | None, run_dir: Path | None) -> list[list[str]]:
+def node_rows(deployment: "Deployment", run_dir: Path | None) -> list[list[str]]:
     """Return every node that the SuperLink knows, with what it said last in the run of a folder, if one is given.
 
     Raises FlowerError where the SuperLink does not answer, JournalError where the folder holds no reports.
     """
-    from wildflower.launch.superlink import connected
+    from wildflower.launch.known_nodes import known_nodes
     from wildflower.server_app.node_records import read_nodes
 
     reports = {} if run_dir is None else {report.node: report for report in read_nodes(run_dir)}
-    with connected(address, root_certificates) as flower:
-        found = flower.nodes()
-    return table(found, reports, time.time())
+    return table(known_nodes(deployment), reports, time.time())
 
 
-def table(nodes: Mapping[int, str], reports: Mapping[int, "LastReport"], now: float) -> list[list[str]]:
+def table(nodes: "Mapping[int, KnownNode]", reports: Mapping[int, "LastReport"], now: float) -> list[list[str]]:
     """Return one row per node: those that are connected first, then by device."""
     rows = []
-    order = sorted(nodes, key=lambda n: (nodes[n] != "online", reports[n].device if n in reports else 2**63, n))
+    order = sorted(nodes, key=lambda n: (nodes[n].status != "online", reports[n].device if n in reports else 2**63, n))
     for node in order:
         last = reports.get(node)
-        status = nodes[node] + (f", quarantined: {last.quarantined}" if last and last.quarantined else "")
-        rows.append([str(node), status, *(_cells(last, now) if last else ["", "", "", "", "", "no report"])])
+        status = nodes[node].status + (f", quarantined: {last.quarantined}" if last and last.quarantined else "")
+        rows.append(
+            [
+                f"{node} {nodes[node].name}".rstrip(),
+                status,
+                *(_cells(last, now) if last else ["", "", "", "", "", "no report"]),
+            ]
+        )
     return rows
 
 

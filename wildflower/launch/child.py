@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 
 import psutil
 
+from wildflower.launch.experiment_file import SettingsError
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.launch.starting import loading_modules
 
@@ -41,6 +42,10 @@ class Forked:
     def returncode(self) -> int | None:
         """The code with which it has ended; None as long as it goes on."""
         return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the code with which it has ended; None as long as it goes on."""
+        return self.returncode
 
     def send_signal(self, sig: int) -> None:
         """Send it a signal, as long as it goes on."""
@@ -69,7 +74,7 @@ def fork(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequen
     return Forked(process)
 
 
-def why_not_fork() -> str:
+def _why_not_fork() -> str:
     """Return why no run can be forked from this process; "" where one can."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return "this system does not fork processes"
@@ -88,6 +93,20 @@ def why_not_fork() -> str:
     if os.waitpid(trying, 0)[1] != 0:
         return "this process has trained with PyTorch, and a process that is forked from it cannot train any more"
     return ""
+
+
+def check_hooks(hooks: Sequence[RoundHook], engine: str) -> None:
+    """Raise SettingsError unless a run over this engine can have hooks that are objects of this process."""
+    from wildflower.rounds.hooks import RoundHook
+
+    in_a_file = "put the class into a file beside the experiment and name it: hooks = 'my_hooks:EarlyStop'"
+    for hook in hooks:
+        if not isinstance(hook, RoundHook):
+            raise SettingsError(f"hooks: {hook!r} is no value of a class of wildflower.rounds.hooks.RoundHook")
+    if hooks and engine != "local":
+        raise SettingsError(f"hooks: a run with engine = {engine!r} is no fork of this process: {in_a_file}")
+    if hooks and (why := _why_not_fork()):
+        raise SettingsError(f"hooks: {why}: {in_a_file}")
 
 
 def _run_forked(

@@ -38,7 +38,6 @@ from wildflower.server_app.summary import summarize
 
 if TYPE_CHECKING:
     from wildflower.rounds.hooks import RoundHook
-    from wildflower.server_app.config import RunConfig
 
 __all__ = [
     "Comparison",
@@ -176,8 +175,7 @@ def _run(file: Path, settings: Mapping[str, Any], hooks: Sequence[RoundHook]) ->
         if config.resume:
             check_resumable(folder, config.to_dict())
         check_population(config, None)
-    if hooks:
-        _check_hooks(hooks, config)
+    child.check_hooks(hooks, config.engine)
     told = [ignored] if (ignored := config.ignored_text()) else []
     for text in told:
         warnings.warn(text, stacklevel=3)
@@ -220,20 +218,6 @@ def _run(file: Path, settings: Mapping[str, Any], hooks: Sequence[RoundHook]) ->
             reason = reason or f"its process has ended with code {process.returncode}"
             raise RunError(f"{config.run_name}: {reason}")
     return load(folder)
-
-
-def _check_hooks(hooks: Sequence[RoundHook], config: RunConfig) -> None:
-    """SettingsError unless a run can have hooks that are objects of this process."""
-    from wildflower.rounds.hooks import RoundHook
-
-    in_a_file = "put the class into a file beside the experiment and name it: hooks = 'my_hooks:EarlyStop'"
-    for hook in hooks:
-        if not isinstance(hook, RoundHook):
-            raise SettingsError(f"hooks: {hook!r} is no value of a class of wildflower.rounds.hooks.RoundHook")
-    if config.engine != "local":
-        raise SettingsError(f"hooks: a run with engine = {config.engine!r} is no fork of this process: {in_a_file}")
-    if why := child.why_not_fork():
-        raise SettingsError(f"hooks: {why}: {in_a_file}")
 
 
 def _has_ended(process: child.Child) -> bool:
@@ -354,6 +338,7 @@ def sweep(
     loss: object = None,
     metric: object = None,
     levels: Sequence[Mapping[str, Any]] | None = None,
+    hooks: Sequence[RoundHook] = (),
     **settings: Any,
 ) -> Sweep:
     """Run an experiment with several seeds, rows and values, as `wildflower sweep` does, as far as runs are missing.
@@ -375,6 +360,7 @@ def sweep(
         loss: as for `run`.
         metric: as for `run`.
         levels: as for `run`.
+        hooks: as for `run`; every run has copies of its own.
         settings: keys of all runs, as for `run`.
 
     Raises:
@@ -391,10 +377,13 @@ def sweep(
     def sweep_folder(keys: dict[str, Any], label: str) -> Path:
         return folder_of(Path(label), None if folder is None else Path(folder))
 
-    with _experiment(experiment, objects, with_dashes(settings), sweep_folder) as (file, final):
+    given = with_dashes(settings)
+    if isinstance(hooks, str):
+        given["hooks"], hooks = hooks, ()
+    with _experiment(experiment, objects, given, sweep_folder) as (file, final):
         written = file.name == EXPERIMENT and file.parent.name == FOLDER
         where = file.parents[1] if written else sweep_folder({}, str(file))
-        return _sweep(file, final, check_seeds(seeds), rows_of(rows), grid_of(grid), where, jobs)
+        return _sweep(file, final, check_seeds(seeds), rows_of(rows), grid_of(grid), where, jobs, hooks)
 
 
 def _sweep(
@@ -405,8 +394,9 @@ def _sweep(
     texts: Mapping[str, Sequence[str]],
     where: Path,
     jobs: int,
+    hooks: Sequence[RoundHook],
 ) -> Sweep:
-    outcome = run_sweep(file, overrides_of(settings), seeds, rows, texts, where, jobs, terminal())
+    outcome = run_sweep(file, overrides_of(settings), seeds, rows, texts, where, jobs, terminal(), hooks)
     if outcome.interrupted:
         done, total = len(outcome.finished), len(outcome.planned)
         raise KeyboardInterrupt(

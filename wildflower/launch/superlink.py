@@ -86,13 +86,6 @@ class SuperLink:
         """End a run. Raises FlowerError when the SuperLink does not answer."""
         self._ask("stop", run_id, CONNECTION)
 
-    def nodes(self) -> dict[int, str]:
-        """The nodes that the SuperLink knows, each with its status: "registered", "online", "offline"."""
-        answer = self._ask("supernode", "list", CONNECTION)
-        if not answer.get("success"):
-            raise FlowerError(f"Flower does not list its nodes: {_told(answer)}")
-        return {int(node["node-id"]): str(node["status"]) for node in answer["nodes"]}
-
     def follow_log(self, run_id: str, to: Path) -> subprocess.Popen[bytes]:
         """Start a process that appends what the app prints to a file, and that ends when the run ends."""
         with private_open(to, "ab") as file:
@@ -297,7 +290,8 @@ def _free_port() -> int:
 def stop_everything(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """Stop the processes, their descendants, and whatever else has `folder` as its Flower home; kill what resists."""
     ours = _ours(started, folder)
-    for process in ours:
+    # The youngest first: an app whose SuperLink ended before it would take its run for failed.
+    for process in sorted(ours, key=_age_seconds):
         _signal(process, signal.SIGTERM)
     psutil.wait_procs(ours, timeout=STOP_SECONDS)
     deadline = time.monotonic() + STOP_SECONDS
@@ -338,6 +332,12 @@ def _running(processes: list[psutil.Process]) -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return running
+
+
+def _age_seconds(process: psutil.Process) -> float:
+    with suppress(psutil.NoSuchProcess):
+        return time.time() - process.create_time()
+    return 0.0
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from hashlib import sha256
 from itertools import product
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -35,9 +34,12 @@ from wildflower.launch.following import JournalWatch
 from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.server_app.resuming import check_resumable, check_same_plugins
-from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary
+from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_config, read_summary
 from wildflower.server_app.run_records import Summary
 from wildflower.server_app.units import score_format, seconds_text
+
+if TYPE_CHECKING:
+    from wildflower.rounds.hooks import RoundHook
 
 MAX_RUNS = 10_000
 MAX_NAME_LETTERS = 150
@@ -73,6 +75,7 @@ class Planned:
         overrides: what makes it out of the experiment.
         seed: its seed.
         row: the name of its row; "" in a sweep without rows.
+        engine: over which it runs.
     """
 
     run_dir: Path
@@ -80,6 +83,7 @@ class Planned:
     overrides: tuple[str, ...]
     seed: int
     row: str
+    engine: str
 
     @property
     def name(self) -> str:
@@ -92,7 +96,7 @@ class Running:
     """A run that goes on in a process of its own."""
 
     run: Planned
-    process: subprocess.Popen[bytes]
+    process: child.Child
     log: Path
     journal: JournalWatch
 
@@ -265,7 +269,7 @@ def plan(
         unread_everywhere &= ignored
         read = {key: value for key, value in values.items() if key not in ignored and key != "run-name"}
         same = row.name, json.dumps(read)
-        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name)
+        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name, config.engine)
         place_of_same = asked.get(same)
         if place_of_same is not None and _stage(run) <= _stage(planned[place_of_same]):
             continue  # it would be the same run again
@@ -323,17 +327,21 @@ def sweep(
     folder: Path,
     jobs: int,
     console: Console,
+    hooks: Sequence["RoundHook"] = (),
 ) -> Outcome:
     """Run what a sweep lacks, `jobs` runs at a time; what is finished is not run again, what was stopped goes on.
 
     Its runs are those of every row, seed and combination of values; without rows, of the experiment as it is.
-    KeyboardInterrupt stops the runs, and is told in the outcome.
+    `hooks` are objects of this process, from which runs are then forked. KeyboardInterrupt stops the runs, and is told
+    in the outcome.
 
     Raises:
         SettingsError: a run could not be started with its settings.
     """
     with beside(experiment):
         planned = plan(experiment, overrides, seeds, rows, grid, folder, jobs)
+    for engine in {run.engine for run in planned}:
+        child.check_hooks(hooks, engine)
     waiting = [run for run in planned if not _finished(run)]
     done = len(planned) - len(waiting)
     console.print(f"{len(planned)} runs in {folder}, {done} of them finished", highlight=False, soft_wrap=True)
@@ -347,7 +355,7 @@ def sweep(
         while waiting or running:
             while waiting and len(running) < jobs:
                 with interrupted_later():
-                    running.append(_start(experiment, waiting.pop(0), logs))
+                    running.append(_start(experiment, waiting.pop(0), logs, hooks))
             if bar is not None:
                 bar.show(done, f"{done} of {len(planned)} runs", _progress(running))
             time.sleep(LOOK_SECONDS)
@@ -374,17 +382,20 @@ def _stage(run: Planned) -> int:
 
 
 def _finished(run: Planned) -> bool:
+    """Whether it has ended as it should: after all of its rounds, or where one of its hooks has ended it."""
     summary = read_summary(run.run_dir) if is_run(run.run_dir) else None
-    return summary is not None and summary.status == "finished" and summary.rounds >= run.rounds
+    if summary is None or summary.status != "finished":
+        return False
+    return bool(read_config(run.run_dir)["config"].get("rounds", 0) >= run.rounds)
 
 
-def _start(experiment: Path, run: Planned, logs: Path) -> Running:
+def _start(experiment: Path, run: Planned, logs: Path, hooks: Sequence["RoundHook"]) -> Running:
     overrides = [*run.overrides]
     if is_run(run.run_dir):
         overrides.append("resume=true")
     log = logs / f"{run.name}.log"
     with private_open(log, "ab") as file:
-        process = child.start(experiment, overrides, file)
+        process = child.fork(experiment, overrides, log, hooks) if hooks else child.start(experiment, overrides, file)
     return Running(run, process, log, JournalWatch(run.run_dir))
 
 

@@ -129,6 +129,11 @@ class Asking:
             asked[-1].earlier = None if order.after is None else asked[order.after]
         return asked
 
+    def gives_work(self, device: int) -> bool:
+        """Say whether a device would be given work in this round; true of one that has to answer a question first."""
+        new = self.method.first_question is not None and device not in self._introduced
+        return new or bool(self._wanted(device, self.budget(device, partial(self._wanted, device))))
+
     def ask(self, order: Order, selection: Selection, budget: Budget, step: ClientStep | None = None) -> Assignment:
         """Return an order as an assignment; `step` in place of the method's client step."""
         given = Given(order, selection, self.method.order_cost(order), step or self.method.client_step(order))
@@ -254,11 +259,15 @@ class Asking:
             if limit_bytes is not None:
                 needs.append(f"{_megabytes(needed_bytes)} of weights {way}")
                 has.append(f"{_megabytes(limit_bytes)} of weights {way}")
-        text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s"
+        text = (
+            "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s. "
+            "`wildflower plan%s` says what binds"
+        )
+        of_the_run = "" if self.population.simulated else " --run RUN_FOLDER"
         time = ", and budget.round-seconds bounds its time" if first.budget.round_seconds is not None else ""
         more = f"; so {'is 1 other' if len(others) == 1 else f'are {len(others)} others'}" if others else ""
         number, name = self.method.round, self.method.name()
-        log(WARNING, text, number, first.device, name, ", ".join(needs), ", ".join(has), time, more)
+        log(WARNING, text, number, first.device, name, ", ".join(needs), ", ".join(has), time, more, of_the_run)
 
 
 def _megabytes(nbytes: int) -> str:

@@ -85,9 +85,19 @@ class BufferedEngine(Engine):
             there = set(self.population.connected(grid, list(self.at_work)))
             self.at_work = {device: found for device, found in self.at_work.items() if device in there}
         round = super().sample(grid, number)
-        free = self.settings.devices_per_round - len(self.at_work)
-        round.devices = [device for device in round.devices if device not in self.at_work][:free]
+        round.devices = [device for device in round.devices if device not in self.at_work]
+        if self.population.simulated:
+            del round.devices[self._free :]
         return round
+
+    @override
+    def places(self) -> int:
+        """Under a fleet devices at work are sampled too, and left out then; on real nodes they are busy."""
+        return self.settings.devices_per_round if self.population.simulated else self._free
+
+    @property
+    def _free(self) -> int:
+        return self.settings.devices_per_round - len(self.at_work)
 
     @override
     def gather(self, round: Round) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -26,6 +27,7 @@ from wildflower.rounds.population import Holdings, NodeState, Population, wait_f
 from wildflower.rounds.quarantine import Quarantine
 
 WAIT_SECONDS = 600.0  # that the nodes of a round have to connect
+ASKED_BEFORE = 100  # nodes that are asked before the first round what their devices can spend
 
 
 @dataclass
@@ -39,9 +41,10 @@ class _Known:
 class ConnectedDevices(Population):
     """One device per connected node; each says by QUERY which device it is and what it can spend.
 
-    A node is asked again when its report is older than `report_max_age_seconds`, when it failed, when its device could
-    afford nothing, or when it was left working at a deadline; a node that does not answer is busy or gone, and is left
-    out of the round. Nobody waits for a busy node while others are free: its answer is looked for when devices are next
+    Only nodes that are drawn are asked, and as many more as did not answer or get no work. A node is asked again when
+    its report is older than `report_max_age_seconds`, when it failed, when its device could afford nothing, or when it
+    was left working at a deadline; a node that does not answer is busy or gone, and is left out of the round. Nobody
+    waits for a busy node while others are free: its answer is looked for when devices are next
     sampled. Where all are busy, the next round begins when the first of them answers.
 
     A device belongs to the node that first said that it carries it. Another node that says so is refused as long as
@@ -90,32 +93,57 @@ class ConnectedDevices(Population):
         self._owners = {int(device): (first, last) for device, (first, last) in values["owners"].items()}
 
     @override
-    def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
-        """A uniform sample of the devices whose nodes answer. NoNodesError where no node is connected for long."""
-        able = self.everyone(grid)
-        return [int(d) for d in rng.choice(able, size=min(count, len(able)), replace=False)] if able else []
+    def sample(
+        self, grid: Grid, rng: np.random.Generator, count: int, working: Callable[[list[int]], int] = len
+    ) -> list[int]:
+        """A uniform sample of the devices whose nodes answer. NoNodesError where no node is connected for long.
+
+        Devices that get no work are in it beside the others, so that the round's records name them.
+        """
+        left = self._nodes_at_hand(grid)
+        drawn = [left[place] for place in rng.choice(len(left), size=len(left), replace=False)] if left else []
+        found, missing = list[int](), count
+        while drawn and missing > 0:
+            asked, drawn = drawn[:missing], drawn[missing:]
+            self._query(grid, sorted(set(asked) - {known.node for known in self._known.values()}))
+            carried = {known.node: device for device, known in self._known.items()}
+            there = [carried[node] for node in asked if node in carried]
+            found += there
+            missing -= working(there)
+        if not found:
+            self._wait_for_the_first(grid)
+            found = sorted(self._known)[:count]
+        return found
 
     @override
     def everyone(self, grid: Grid) -> list[int]:
         """The devices whose nodes answer. NoNodesError where no node is connected for long."""
-        wanted = 1 if self._known else self._least
+        self._query(grid, sorted(set(self._nodes_at_hand(grid)) - {known.node for known in self._known.values()}))
+        self._wait_for_the_first(grid)
+        return sorted(self._known)
+
+    def _nodes_at_hand(self, grid: Grid) -> list[int]:
+        """The nodes that are connected and not busy, by the devices that they have said they carry.
+
+        What is not fresh is forgotten: a node that does not answer now with a good report is left out.
+        """
+        wanted = 1 if self._said else self._least
         connected = wait_for_nodes(grid, wanted, self._wait)
         if len(connected) < wanted:
             text = "%s nodes connected within %g s, the run asks for %s devices per round: going on with those"
             log(WARNING, text, len(connected), self._wait, wanted)
+        self.names = getattr(grid, "names", {})
         online, now = set(grid.get_node_ids()) - self._quarantine.held.keys(), time.monotonic()
         if not online:
             log(WARNING, "All %s connected nodes are quarantined", len(connected))
         self._look_after_busy(grid, online)
-        # What is not fresh is forgotten: a node that does not answer now with a good report is left out.
         self._known = {
             device: known
             for device, known in self._known.items()
             if known.node in online and known.node not in self.busy and now - known.seen <= self._max_age
         }
-        self._query(grid, sorted(online - self.busy - {known.node for known in self._known.values()}))
-        self._wait_for_the_first(grid)
-        return sorted(self._known)
+        carried = {said.node: device for device, said in self._said.items()}
+        return sorted(online - self.busy, key=lambda node: (node not in carried, carried.get(node, node)))
 
     def _wait_for_the_first(self, grid: Grid) -> None:
         """Where every node is still busy with an earlier round, wait until one answers."""
@@ -128,7 +156,10 @@ class ConnectedDevices(Population):
 
     @override
     def present(self, grid: Grid) -> list[int]:
-        """The devices whose nodes are connected and have said what they can spend."""
+        """The devices whose nodes are connected and have said what they can spend; where none has, some are asked."""
+        if not self._said:
+            nodes = self._nodes_at_hand(grid)
+            self._query(grid, nodes[:: math.ceil(len(nodes) / ASKED_BEFORE) or 1])
         online = set(grid.get_node_ids()) - self._quarantine.held.keys()
         return sorted(device for device, said in self._said.items() if said.node in online)
 
@@ -141,7 +172,9 @@ class ConnectedDevices(Population):
         """Return what every node said last, by device, also that of nodes which are busy or gone."""
         now = time.monotonic()
         return [
-            NodeState(k.node, device, k.report, now - k.reported, self.memory_factor(device))
+            NodeState(
+                k.node, device, k.report, now - k.reported, self.memory_factor(device), self.names.get(k.node, "")
+            )
             for device, k in sorted(self._said.items())
         ]
 

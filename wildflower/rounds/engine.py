@@ -104,9 +104,9 @@ class Engine:
         self.method.stopwatch.seconds.clear()
         self.sending.traffic = round.traffic
         with self.method.stopwatch.timed("assign"):
-            round.devices = self._sample(grid)
             if number == 1:
                 self.asking.survey(evenly_spread(self.population.present(grid)))
+            round.devices = self._sample(grid)
         for hook in self.hooks:
             sampled = list(round.devices)
             with naming(hook):
@@ -117,13 +117,23 @@ class Engine:
     def _sample(self, grid: Grid) -> list[int]:
         privacy = self.settings.privacy
         if privacy is None:
-            return self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
+            working = partial(self._working, grid)
+            return self.population.sample(grid, self.method.rng(0), self.places(), working)
         # On real nodes nobody may foresee who is asked: that is what sampling protects.
         able = self.population.everyone(grid)
         drawn = (
             self.method.rng(0).random(len(able)) if privacy.seeded else [secrets.SystemRandom().random() for _ in able]
         )
         return [device for device, number in zip(able, drawn, strict=True) if number < privacy.sampling_rate]
+
+    def places(self) -> int:
+        """Return how many devices are sampled for the next round."""
+        return self.settings.sampled_devices
+
+    def _working(self, grid: Grid, devices: Sequence[int]) -> int:
+        """Return how many of some devices would be given work now."""
+        unknown = {} if self.own is None else self.own.admit(grid, devices, self.population)
+        return sum(device not in unknown and self.asking.gives_work(device) for device in devices)
 
     def assign(self, round: Round) -> None:
         """Give each device the architecture that its budget allows, and leave out who cannot take part."""

@@ -39,6 +39,7 @@ class NodeState:
     report: DeviceReport
     age_seconds: float
     memory_factor: float
+    name: str = ""  # under which the node's key was enrolled
 
 
 class Population(ABC):
@@ -49,6 +50,7 @@ class Population(ABC):
     now_seconds: float  # since the run began: the virtual clock, or the wall's on hardware
     fleet_digest: str = ""  # of the files that describe simulated devices
     most_bytes: Mapping[str, Mapping[str, int | None]] = {}  # of simulated devices: `Fleet.most_bytes`
+    names: Mapping[int, str] = {}  # of nodes: those under which their keys were enrolled
 
     def __init__(self, holdings: Holdings) -> None:
         self.holdings = holdings
@@ -56,8 +58,14 @@ class Population(ABC):
         self._factors: dict[int, float] = {}
 
     @abstractmethod
-    def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
-        """Up to `count` devices that can be asked now, each at most once."""
+    def sample(
+        self, grid: Grid, rng: np.random.Generator, count: int, working: Callable[[list[int]], int] = len
+    ) -> list[int]:
+        """Up to `count` devices that can be asked now, each at most once.
+
+        Args:
+            working: how many of some devices would be given work. On hardware the others take no place of the `count`.
+        """
 
     @abstractmethod
     def everyone(self, grid: Grid) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
 from typing import Any
 
@@ -87,7 +87,9 @@ class SimulatedDevices(Population):
             self._exchange_devices()
 
     @override
-    def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
+    def sample(
+        self, grid: Grid, rng: np.random.Generator, count: int, working: Callable[[list[int]], int] = len
+    ) -> list[int]:
         """A uniform sample without replacement; its cost does not depend on the size of the fleet."""
         places = rng.choice(self.fleet.size, size=min(count, self.fleet.size), replace=False, shuffle=True)
         return [int(i) for i in (self._present[places] if self.fleet.replaced else places)]
