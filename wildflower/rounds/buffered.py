@@ -92,7 +92,7 @@ class BufferedEngine(Engine):
 
     @override
     def places(self) -> int:
-        """Under a fleet devices at work are sampled too, and left out then; on real nodes they are busy."""
+        """Under a fleet devices at work are sampled too, and left out then."""
         return self.settings.devices_per_round if self.population.simulated else self._free
 
     @property
@@ -184,7 +184,7 @@ class BufferedEngine(Engine):
                     continue
                 self.at_work[found.device] = found
                 self._messages[sent[0]] = found.device
-                self.population.busy.add(node)
+                self.population.at_work.add(node)
         while self.at_work and devices_that_trained(round.assignments) < self.settings.buffer:
             self._read(round, refused)
         round.work = self._work(round)
@@ -213,11 +213,12 @@ class BufferedEngine(Engine):
         return self.at_work.pop(self._messages.pop(message))
 
     def _take(self, round: Round, found: AtWork, reply: Message | Failure, refused: dict[int, str]) -> None:
-        """Absorb one reply; its device is free again, unless it may still be at work."""
+        """Absorb one reply."""
         assert found.work is not None
         node = _node(found)
-        if not (isinstance(reply, Failure) and reply.late):
-            self.population.busy.discard(node)
+        self.population.at_work.discard(node)
+        if isinstance(reply, Failure) and reply.late:
+            self.population.busy.add(node)
         self.sending.take(found.work, found.orders, reply, partial(self._replied, round))
         if node in found.work.refused:
             refused[node] = found.work.refused.pop(node)

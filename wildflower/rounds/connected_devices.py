@@ -140,10 +140,12 @@ class ConnectedDevices(Population):
         self._known = {
             device: known
             for device, known in self._known.items()
-            if known.node in online and known.node not in self.busy and now - known.seen <= self._max_age
+            if known.node in online - self.busy - self.at_work and now - known.seen <= self._max_age
         }
         carried = {said.node: device for device, said in self._said.items()}
-        return sorted(online - self.busy, key=lambda node: (node not in carried, carried.get(node, node)))
+        return sorted(
+            online - self.busy - self.at_work, key=lambda node: (node not in carried, carried.get(node, node))
+        )
 
     def _wait_for_the_first(self, grid: Grid) -> None:
         """Where every node is still busy with an earlier round, wait until one answers."""
@@ -203,7 +205,7 @@ class ConnectedDevices(Population):
     @override
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """Those whose node is known and online, and not left working at a deadline."""
-        online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
+        online = set(grid.get_node_ids()) - self.busy - self.at_work - self._quarantine.held.keys()
         return [device for device in devices if device in self._known and self._known[device].node in online]
 
     @override
