@@ -193,7 +193,7 @@ class BufferedEngine(Engine):
     def _read(self, round: Round, refused: dict[int, str]) -> None:
         """Take the replies that have come, up to as many as the round wants, or wait a little; give up who is late."""
         began = time.monotonic()
-        waiting = {message: found for message, device in self._messages.items() if (found := self.at_work[device])}
+        waiting = {message: self.at_work[device] for message, device in self._messages.items()}
         left = self.settings.buffer - devices_that_trained(round.assignments)
         came = False
         for message, reply in pull(round.grid, {message: _node(found) for message, found in waiting.items()}):
@@ -202,7 +202,8 @@ class BufferedEngine(Engine):
             left -= devices_that_trained(waiting[message].orders)
             if not left:
                 return
-        for message in [m for m, device in self._messages.items() if self.at_work[device].end <= time.monotonic()]:
+        late = [message for message in self._messages if waiting[message].end <= time.monotonic()]
+        for message in late:
             why = f"no reply within the deadline of {self.settings.deadline_seconds:g} s"
             self._take(round, self._done(message), Failure(why, late=True), refused)
         if not came:
