@@ -199,7 +199,7 @@ def test_who_leaves_takes_its_update_along(tmp_path):
     engine, grid = by_hand(tmp_path, 1, dict.fromkeys(range(3), 1.0))
     engine.run_round(grid, 1, no_scores)
     engine.population.connected = lambda grid, devices: [device for device in devices if device != 1]
-    engine.population.sample = lambda grid, rng, count: [0]
+    engine.population.sample = lambda *wanted: [0]
     results = [engine.run_round(grid, number, no_scores) for number in range(2, 6)]
     assert [absorbed(result) for result in results] == [[0], [0], [0], [2]]
 
