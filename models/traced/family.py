@@ -21,6 +21,7 @@ from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import TensorSpec
 from wildflower.models.made import made_module
 from wildflower.models.network import Network
+from wildflower.models.of_transformers import SIZES, with_settings
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
 from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
@@ -51,6 +52,8 @@ class Traced(GroupFamily):
     depth: patterns of names of blocks that may be left out, by default of all but the first of a stack.
     exits: parts of the module behind which there are early exits.
     early_exits: whether there are where it seems right, if none are named.
+    model, vocabulary, pad_id: of a class of `transformers`, the settings of its configuration, and what the task says
+        of its tokens (`of_transformers.with_settings`); they are among the `arguments` of a family that was made.
     """
 
     name: ClassVar[str] = NAME
@@ -66,11 +69,14 @@ class Traced(GroupFamily):
     exits: tuple[str, ...] = ()
     early_exits: bool = False
     graph: str = ""
+    model: str = ""
+    vocabulary: int | None = None
+    pad_id: int | None = None
 
     @override
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(arguments)
+        found = with_settings(arguments)
         if isinstance(found.get("arguments"), Mapping):
             found["arguments"] = json.dumps(found["arguments"], sort_keys=True)
         if not isinstance(found.get("arguments", "{}"), str):
@@ -94,7 +100,8 @@ class Traced(GroupFamily):
 
     @override
     def spec(self) -> dict[str, Any]:
-        return super().spec() | {"arguments": json.loads(self.arguments)}
+        spec = super().spec() | {"arguments": json.loads(self.arguments)}
+        return {key: value for key, value in spec.items() if key not in ("model", *SIZES)}
 
     @property
     def input_dtype(self) -> torch.dtype:  # type: ignore[override]
