@@ -274,6 +274,7 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     """Return what a user should change before the run, in sentences."""
     method = engine.method
     found = [ignored] if (ignored := config.ignored_text()) else []
+    found += engine.population.absences()
     smallest = method.cost(method.smallest_architecture)
     for tier, devices in _by_tier(plan.left_out).items():
         of = [device for device in plan.devices if device.tier == tier]
