@@ -12,6 +12,7 @@ from wildflower.models.cost import Cost
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.weights import with_weights
+from wildflower.strategies.channels import channel_norms, strongest
 from wildflower.strategies.contract_values import (
     LEADING,
     Contribution,
@@ -25,6 +26,7 @@ from wildflower.strategies.contract_values import (
 )
 from wildflower.strategies.fedavg import FedAvg, FedAvgParams
 from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.local import LocalOnly, TrainingAlone
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Method, Training, Traits
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Count, CountOrZero, Decay, Fraction, Numbers, Params, PositiveRate, Rate
@@ -53,6 +55,7 @@ __all__ = [
     "Fraction",
     "Group",
     "HeteroFL",
+    "LocalOnly",
     "Loss",
     "Merge",
     "Method",
@@ -75,10 +78,13 @@ __all__ = [
     "TensorSpec",
     "Trained",
     "Training",
+    "TrainingAlone",
     "Traits",
     "Weights",
+    "channel_norms",
     "divergence",
     "fits",
     "override",
+    "strongest",
     "with_weights",
 ]

@@ -196,10 +196,14 @@ CONTRACTS = {
         "wildflower.strategies.client_step.ClientStep",
         "wildflower.strategies.client_context.ClientContext",
         "wildflower.strategies.traits.Traits",
+        *(
+            f"wildflower.strategies.contract_values.{name}"
+            for name in ("Setup", "Order", "Selection", "Group", "Contribution", "Trained", "Model", "State")
+        ),
     ],
     "A family of models of your own": ["wildflower.models.base.Family"],
     "A task of your own": ["wildflower.tasks.task.Task", "wildflower.tasks.spec.Kind"],
-    "A hook of a run": ["wildflower.rounds.hooks.RoundHook"],
+    "A hook of a run": ["wildflower.rounds.hooks.RoundHook", "wildflower.rounds.hooks.Round"],
 }
 
 

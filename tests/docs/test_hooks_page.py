@@ -53,10 +53,13 @@ def test_early_stopping_ends_a_run_as_finished_and_outlives_a_restart(tmp_path):
     assert checkpoint.load(again).state.values["hooks"]["EarlyStop"]["since"] == 3
 
 
-def test_devices_are_asked_in_turn(tmp_path):
-    run_dir = run(simulated_grid(), hooked(tmp_path, "my_hooks:InTurn", rounds=2, devices_per_round=4))
-    asked = [sorted(d.device for d in read_devices(run_dir) if d.round == number) for number in (1, 2)]
-    assert asked == [[0, 1, 2, 3], [0, 1, 4, 5]]
+def test_the_sampler_asks_new_devices_first_and_then_those_of_the_largest_loss(tmp_path):
+    config = hooked(tmp_path, "my_hooks:PowerOfChoice(candidates = 6)", rounds=2, devices_per_round=4)
+    devices = list(read_devices(run(simulated_grid(), config)))
+    first, second = ({d.device: d.loss for d in devices if d.round == number} for number in (1, 2))
+    new = set(range(6)) - set(first)
+    assert len(new) == 2
+    assert set(second) == new | set(sorted(first, key=first.get)[-2:])
 
 
 def test_norms_of_layers_are_in_the_journal(tmp_path):
