@@ -1,4 +1,4 @@
-"""When a device takes part: what its owner allows in the node config, against what is measured before each message."""
+"""The conditions of a device's owner in the node config, against what is measured before each message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def seconds_until(hours: str, day_seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Rest:
-    """Why a device takes no part now, and in how many seconds it is worth asking it again."""
+    """The reason why a device takes no part now, and in how many seconds it is worth asking it again."""
 
     why: str
     seconds: float
@@ -60,7 +60,7 @@ class Rest:
 
 @checked_dataclass(config=STRICT, frozen=True)
 class Use:
-    """What a device has done in a month, such as "2026-11", and on a day, such as "2026-11-29", of its own time."""
+    """The work of a device in a month, such as "2026-11", and on a day, such as "2026-11-29", of its own time."""
 
     month: str
     day: str

@@ -240,7 +240,7 @@ class Fleet:
 
     @property
     def has_hours(self) -> bool:
-        """Whether devices of some groups take part at some hours only."""
+        """Say whether devices of some groups take part at some hours only."""
         return bool(self.hours)
 
     def is_there(self, device: int, simulated_seconds: float) -> bool:
