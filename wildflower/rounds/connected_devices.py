@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.validation import one_line
+from wildflower.messages.error import MessageError
 from wildflower.messages.orders import NodeReport
 from wildflower.messages.wire import NODE_REPORT_LIMITS, from_records
 from wildflower.rounds.exchange import Failure, exchange, pull
@@ -153,7 +154,7 @@ class ConnectedDevices(Population):
             log(WARNING, "All %s connected nodes are quarantined", len(connected))
         self._look_after_busy(grid, online)
         self._rests = {node: end for node, end in self._rests.items() if now < end}
-        at_hand = online - self.busy - self._rests.keys()
+        at_hand = online - self.busy - self.at_work - self._rests.keys()
         self._known = {
             device: known
             for device, known in self._known.items()
@@ -166,7 +167,7 @@ class ConnectedDevices(Population):
         """Where only nodes whose devices rest are left, wait for the first of them or another; False where none is."""
         online = set(grid.get_node_ids())
         ends = [end for node, end in self._rests.items() if node in online]
-        if not ends:
+        if not ends or self.at_work:
             return False
         until = f"{datetime.now() + timedelta(seconds=min(ends) - time.monotonic()):%d %b %H:%M}"
         log(INFO, "All devices that could be asked rest, until %s at the earliest: the round waits", until)
@@ -242,7 +243,7 @@ class ConnectedDevices(Population):
     @override
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """Those whose node is known and online, and not left working at a deadline."""
-        online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
+        online = set(grid.get_node_ids()) - self.busy - self.at_work - self._quarantine.held.keys()
         return [device for device in devices if device in self._known and self._known[device].node in online]
 
     @override
@@ -271,8 +272,10 @@ class ConnectedDevices(Population):
 
     @override
     def check_report(self, device: int, report: DeviceReport) -> None:
-        """MessageError where a second board with the node's key sent it."""
-        self._instances.check(self._known[device].node, report)
+        """MessageError where a second board with the node's key sent it, or the node carries another device now."""
+        if device not in self._said:
+            raise MessageError("its node has said since that it carries another device")
+        self._instances.check(self._said[device].node, report)
 
     @override
     def refused(self, node: int, why: str, *, lied: bool = False) -> None:
@@ -289,7 +292,7 @@ class ConnectedDevices(Population):
 
     @override
     def replied(self, device: int, report: DeviceReport) -> None:
-        known = self._known[device]
+        known = self._known[device] = self._said[device]  # who was at work for more than a round is known again
         known.report, known.seen = report, time.monotonic()
         known.reported = known.seen
         if report.resting is not None:
