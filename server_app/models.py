@@ -87,7 +87,7 @@ class Evaluated(_Read):
         metric, higher_is_better: the metric of the scores, and which of them are better.
         mean, std: of the task's training inputs by channel, in the unit in which inputs are stored; None for tokens.
         input_dtype: as what inputs are stored.
-        label_names: of the classes, in their order; empty where the task has none.
+        label_names, columns: of the classes and of a table's inputs, in their order; empty where the task has none.
     """
 
     round: int
@@ -100,6 +100,7 @@ class Evaluated(_Read):
     std: list[float] | None
     input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
     label_names: list[str] = []
+    columns: list[str] = []
 
 
 class SavedModels(Evaluated):
@@ -163,6 +164,7 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
             std=normalization and normalization[1].tolist(),
             input_dtype=str(task.test.inputs.dtype).removeprefix("torch."),
             label_names=list(task.label_names),
+            columns=list(task.columns),
             models=found,
         )
         (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")

@@ -30,10 +30,11 @@ CAN_BE = (
 
 @dataclass(frozen=True)
 class _Examples:
-    """Inputs as a tensor, and labels that are numbers or names, one per example."""
+    """Inputs as a tensor, and labels that are numbers or names, one per example; of a table the inputs' names."""
 
     inputs: Tensor
     labels: np.ndarray
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -129,12 +130,13 @@ def _of_devices(data: object) -> dict[object, object]:
 
 
 def _examples(data: object, label: str | None, what: str) -> _Examples:
+    columns: tuple[str, ...] = ()
     if isinstance(data, tuple):
         if len(data) != 2:
             raise SettingsError(f"{what} is a tuple of {len(data)}: {CAN_BE}")
         inputs, labels = data
     elif _is_of("pandas", "DataFrame", data) or _is_of("polars", "DataFrame", data):
-        inputs, labels = _of_table(data, label, what)
+        inputs, labels, columns = _of_table(data, label, what)
     elif _is_of("datasets", "Dataset", data):
         inputs, labels = _of_hugging_face(data, label, what)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not _is_array(data):
@@ -144,7 +146,7 @@ def _examples(data: object, label: str | None, what: str) -> _Examples:
     else:
         alone = " alone: give (x, y)" if _is_array(data) else f": {CAN_BE}"
         raise SettingsError(f"{what} is {_kind(data)}{alone}")
-    found = _Examples(_tensor(inputs, what), _labels(labels, what))
+    found = _Examples(_tensor(inputs, what), _labels(labels, what), columns)
     if len(found.inputs) != len(found.labels):
         raise SettingsError(f"{what}: {len(found.inputs)} inputs and {len(found.labels)} labels: give one for each")
     if not len(found):
@@ -175,7 +177,7 @@ def _one_input(value: Any) -> np.ndarray:
     return np.moveaxis(array, -1, 0) if is_image and array.ndim == 3 else array
 
 
-def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any]:
+def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any, tuple[str, ...]]:
     columns = [*map(str, table.columns)]
     name = _label_column(columns, label, what)
     features = [column for column in columns if column != name]
@@ -188,8 +190,13 @@ def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any]:
                 f"{what}: the column {column!r} has no numbers ({kind}): make numbers of it, as "
                 "pandas.get_dummies(TABLE, dtype=float) does, or leave it out"
             )
+        if gaps := int(np.isnan(np.asarray(table[column], dtype=np.float64)).sum()):
+            raise SettingsError(
+                f"{what}: {gaps} of {len(table)} values of the column {column!r} are missing: fill them in, as "
+                "TABLE.fillna(TABLE.median(numeric_only=True)) does, or leave these rows out"
+            )
     inputs = np.stack([np.asarray(table[column], dtype=np.float64) for column in features], axis=1)
-    return inputs, np.asarray(table[name])
+    return inputs, np.asarray(table[name]), tuple(features)
 
 
 def _of_hugging_face(data: Any, label: str | None, what: str) -> tuple[Any, Any]:
@@ -286,15 +293,17 @@ def _joined(parts: Sequence[_Examples], what: str) -> _Examples:
     if len(shapes) > 1:
         raise SettingsError(f"{what}: devices have inputs of several shapes or types: {sorted(map(str, shapes))[:3]}")
     kinds = {"numbers" if part.labels.dtype.kind == "f" else part.labels.ndim for part in parts}
+    if len({part.columns for part in parts}) > 1:
+        raise SettingsError(f"{what}: the tables of devices have other columns, or in another order: make them alike")
     if len(kinds) > 1:
         raise SettingsError(f"{what}: some labels are fractions and others are classes: make them alike")
     texts = any(part.labels.dtype.kind == "U" for part in parts)
     labels = [part.labels.astype(str) if texts else part.labels for part in parts]
-    return _Examples(torch.cat([part.inputs for part in parts]), np.concatenate(labels))
+    return _Examples(torch.cat([part.inputs for part in parts]), np.concatenate(labels), parts[0].columns)
 
 
 def _chosen(examples: _Examples, mask: Tensor) -> _Examples:
-    return _Examples(examples.inputs[mask], examples.labels[mask.numpy()])
+    return replace(examples, inputs=examples.inputs[mask], labels=examples.labels[mask.numpy()])
 
 
 def _codes(labels: np.ndarray) -> Tensor:
@@ -306,13 +315,14 @@ def _data_set(train: _Examples, test: _Examples, flat: bool) -> DataSet:
         ("inputs", tuple(train.inputs.shape[1:]), tuple(test.inputs.shape[1:])),
         ("inputs", train.inputs.dtype, test.inputs.dtype),
         ("labels", train.labels.dtype.kind, test.labels.dtype.kind),
+        ("columns", train.columns, test.columns),
     ):
         if one != other:
             raise SettingsError(f"test: its {name} are {other}, those of data are {one}: they must be alike")
     labels, names, classes = _numbered(train.labels, test.labels)
     parts = [Data(_shaped(part.inputs, flat), of_part) for part, of_part in zip((train, test), labels, strict=True)]
     mean, std = (None, None) if train.inputs.dtype == torch.int32 else _moments(parts[0].inputs)
-    return DataSet(parts[0], parts[1], classes=classes, mean=mean, std=std, label_names=names)
+    return DataSet(parts[0], parts[1], classes, mean=mean, std=std, label_names=names, columns=train.columns)
 
 
 def _shaped(inputs: Tensor, flat: bool) -> Tensor:
