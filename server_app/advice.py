@@ -102,7 +102,12 @@ def _unequal_budgets(groups: Sequence[Group]) -> str:
     """Where one fleet gives devices more under one method than under another, and what to do; "" where it does not."""
     for key, what in (("memory_bytes", "of training memory"), ("payload_bytes", "of payload")):
         found = {
-            tier: {group.name: run.budgets[tier][key] for group in groups for run in group.runs if tier in run.budgets}
+            tier: {
+                group.name: getattr(run.budgets[tier], key)
+                for group in groups
+                for run in group.runs
+                if tier in run.budgets
+            }
             for tier in groups[0].runs[0].budgets
         }
         limits = {

@@ -333,10 +333,12 @@ def build(
         method.cost(method.smallest_architecture)
     if method.needs_classes and task.label_kind != "classes":
         other = "take a method that minimizes the task's loss alone, such as strategy = 'fedavg'"
-        mask = f"set {kind.name()}.masked-loss = false, or " if getattr(params, "masked_loss", False) else ""
+        off = [f"{kind.name()}.masked-loss = false"] if getattr(params, "masked_loss", False) else []
+        off += ["distillation.steps = 0"] if getattr(getattr(method, "distillation", None), "steps", 0) else []
+        what = f"set {' and '.join(off)}, or " if off else ""
         raise ConfigError(
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
-            f"{config.task!r} are {task.label_kind}: {mask}{other}"
+            f"{config.task!r} are {task.label_kind}: {what}{other}"
         )
     if config.deliver == "best" and config.evaluate_tiers and settings.deliver != "best":
         log(INFO, "The server has no examples to choose by: a device counts with the model that it would be assigned")

@@ -13,17 +13,8 @@ from wildflower.plugins.reference import is_reference, top_module
 from wildflower.server_app.config import READ_WITH, unread
 from wildflower.server_app.own_hooks import hook_references
 from wildflower.server_app.resuming import is_of_a_folder
-from wildflower.server_app.run_folder import (
-    BUDGETS,
-    DATA,
-    INITIAL,
-    PLUGINS,
-    JournalError,
-    read_config,
-    read_rounds,
-    read_summary,
-)
-from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
+from wildflower.server_app.run_records import RoundRecord, Summary, TierBudget
 from wildflower.server_app.searched import trials_of
 from wildflower.server_app.summary import has_whole_model, summarize
 from wildflower.tasks.metrics import Scale
@@ -55,7 +46,7 @@ class Run:
     config: dict[str, object]
     rounds: list[RoundRecord]
     summary: Summary
-    budgets: Mapping[str, Mapping[str, int | None]]
+    budgets: Mapping[str, TierBudget]
     row: str = ""
     finished_rounds: int | None = None
     whole: bool = True
@@ -145,21 +136,18 @@ def load_run(run_dir: Path, row: str) -> Run:
     """Read what is compared of the run in a folder, in a group of this name. Raise JournalError or OSError."""
     content = read_config(run_dir)
     # The contents of files are part of the experiment, whatever the files are called.
-    hashes = {FLEET_HASH: content[FLEET_HASH], INITIAL: content.get(INITIAL, "")}
-    hashes |= {DATA_HASH: content.get(DATA, {}).get("sha256", "")}
-    of_hooks = _modules_of_hooks(content["config"])
-    hashes |= {
-        f"module {name}-sha256": digest for name, digest in content.get(PLUGINS, {}).items() if name not in of_hooks
-    }
+    hashes = {FLEET_HASH: content.fleet, "initial-weights-sha256": content.initial}
+    hashes |= {DATA_HASH: str(content.data.get("sha256", ""))}
+    of_hooks = _modules_of_hooks(content.config)
+    hashes |= {f"module {name}-sha256": digest for name, digest in content.plugins.items() if name not in of_hooks}
     held = {name: digest[:12] for name, digest in hashes.items() if digest or name == FLEET_HASH}
-    config = content["config"] | held | {"seed": content["seed"]}
+    config = content.config | held | {"seed": content.seed}
     written = read_summary(run_dir)
     summary = summarize(run_dir, written.status if written else "unfinished", None)
     finished_rounds = None if written is None else written.rounds
-    budgets = content.get(BUDGETS, {})
     whole = has_whole_model(run_dir, config)
     name, rounds, search = run_dir.resolve().name, read_rounds(run_dir), trials_of(run_dir)
-    return Run(name, config, rounds, summary, budgets, row, finished_rounds, whole, search)
+    return Run(name, config, rounds, summary, content.budgets, row, finished_rounds, whole, search)
 
 
 def _modules_of_hooks(config: Mapping[str, Any]) -> set[str]:

@@ -1,6 +1,5 @@
 """The journal: the files a run leaves in its folder, written so that a crash at any moment loses at most one round."""
 
-import json
 import os
 import platform
 import sys
@@ -21,16 +20,12 @@ from wildflower.server_app.resuming import (
     check_same_plugins,
 )
 from wildflower.server_app.run_folder import (
-    BUDGETS,
-    DATA,
-    INITIAL,
-    PLUGINS,
     JournalError,
     read_devices,
     read_rounds,
     whole_rounds,
 )
-from wildflower.server_app.run_records import DeviceRecord, Record, RoundRecord, Summary, scalars_of
+from wildflower.server_app.run_records import DeviceRecord, Record, RoundRecord, RunFile, Summary, scalars_of
 from wildflower.server_app.summary import summarize
 from wildflower.server_app.whole_files import file_written_whole
 
@@ -96,17 +91,20 @@ class Journal:
                 journal.drop_after(journal.last_round)
         elif (run_dir / "devices.jsonl").exists():  # of a run that broke off before its first checkpoint
             journal.drop_after(0)
-        resolved = {
-            "config": dict(config),
-            "versions": versions(),
-            "seed": config["seed"],
-            "fleet-sha256": fleet_digest,
-            **({PLUGINS: dict(plugins)} if plugins else {}),
-            **({INITIAL: initial_digest} if initial_digest else {}),
-            **({DATA: dict(data)} if data else {}),
-            **({BUDGETS: dict(budgets)} if budgets else {}),
-        }
-        _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
+        kept = RunFile.model_validate(
+            {
+                "config": dict(config),
+                "versions": versions(),
+                "seed": config["seed"],
+                "fleet-sha256": fleet_digest,
+                "plugins-sha256": dict(plugins or {}),
+                "initial-weights-sha256": initial_digest,
+                "data": dict(data or {}),
+                "budgets": dict(budgets or {}),
+            }
+        )
+        text = kept.model_dump_json(by_alias=True, exclude_defaults=True, indent=2)
+        _write_beside(run_dir / "config.json", text + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
         return journal
 

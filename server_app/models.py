@@ -23,16 +23,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, float32, float64, nn, tensor
 
 from wildflower.devices.validation import one_line
+from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.network import MeanOfExits
+from wildflower.models.traced.family import Traced
+from wildflower.models.traced.program import Program
 from wildflower.models.weights import with_weights
 from wildflower.plugins.beside import check_kept, digests, looked_for_beside
 from wildflower.plugins.invalid import in_words
 from wildflower.plugins.reference import PluginError, is_reference, top_module
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
-from wildflower.server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
+from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
 from wildflower.server_app.whole_files import newest_whole, written_whole
 from wildflower.tasks.inputs import readable
 from wildflower.tasks.task import Task
@@ -283,10 +286,9 @@ def modules_of(run_dir: Path) -> Iterator[None]:
 def _plugins(run_dir: Path) -> Mapping[str, str]:
     """The hashes of the modules from outside with which a run began; {} where there is no run."""
     try:
-        found: Mapping[str, str] = read_config(run_dir).get(PLUGINS, {})
+        return read_config(run_dir).plugins
     except JournalError:
         return {}
-    return found
 
 
 def _check_same_modules(run_dir: Path, family: object) -> None:
@@ -334,6 +336,17 @@ def network_of(family: dict[str, Any], architecture: dict[str, list[int]], data:
     """
     network = with_weights(make_family(family), Architecture.from_json(architecture), safetensors.torch.load(data))
     return (MeanOfExits(network) if exits == "mean" else network).eval()
+
+
+def as_own_class(network: nn.Module, info: ModelInfo) -> nn.Module:
+    """Return the network of a user's module as the user's class, as far as that answers alike."""
+    if isinstance(network, Program):
+        from wildflower.models.traced.own_module import own_module  # which traces
+
+        family = make_family(info.model.family)
+        assert isinstance(family, Traced)
+        return own_module(family, Architecture.from_json(info.model.architecture), network) or network
+    return network.module if isinstance(network, AnyNetwork) else network
 
 
 def _folder_of_tier(run_dir: Path, tier: str) -> Path:

@@ -30,7 +30,7 @@ from wildflower.server_app.report_lines import cost_charts, device_charts, own_c
 from wildflower.server_app.report_maps import LABELS, architecture_charts, label_chart, map_chart, score_maps
 from wildflower.server_app.report_text import baseline_of, in_short
 from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
-from wildflower.server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, Summary, flat
+from wildflower.server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, RunFile, Summary, flat
 from wildflower.server_app.summary import has_whole_model, summarize
 from wildflower.server_app.tables import TextTable, frame_of
 from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
@@ -57,12 +57,12 @@ def write_report(run_dir: Path) -> Path:
         fleet = gather_activity(_models_csv(records, len(rounds), models), rounds=len(rounds))
     if labels is not None:
         fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
-    whole, baseline = has_whole_model(run_dir, content["config"]), baseline_of(summary, labels)
+    whole, baseline = has_whole_model(run_dir, content.config), baseline_of(summary, labels)
     stopped: list[Block] = [Heading("What stopped the run"), Preformatted(summary.error)] if summary.error else []
     blocks: list[Block] = [
-        _lead(content["config"]),
+        _lead(content.config),
         *stopped,
-        *in_short(content["config"], rounds, summary, fleet, baseline),
+        *in_short(content.config, rounds, summary, fleet, baseline),
         _headline(summary, fleet, virtual_clock=has_virtual_clock(run_dir), whole=whole),
         *(_scores(rounds, fleet, baseline, whole=whole) if rounds else []),
         *device_blocks(fleet, rounds, summary),
@@ -219,8 +219,8 @@ def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
     ]
 
 
-def _configuration(content: dict[str, Any]) -> list[Block]:
-    config, defaults = content["config"], RunConfig().to_dict()
+def _configuration(content: RunFile) -> list[Block]:
+    config, defaults = content.config, RunConfig().to_dict()
     # A key of another version, or of a method that is not imported here, has no description.
     meanings = descriptions(str(config.get("strategy")))
     changed = [key for key in config if key not in defaults or config[key] != defaults[key]]
@@ -230,7 +230,7 @@ def _configuration(content: dict[str, Any]) -> list[Block]:
         return Shown(TextTable(title, ["key", "value", "meaning"], rows, text_columns=3), folded)
 
     others = [key for key in config if key not in changed]
-    versions = [(package, found or "not installed") for package, found in content["versions"].items()]
+    versions = [(package, found or "not installed") for package, found in content.versions.items()]
     return [
         Heading("Configuration"),
         keys("Configuration", changed),

@@ -5,16 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from wildflower.plugins.reference import is_reference
-from wildflower.server_app.run_folder import (
-    DATA,
-    INITIAL,
-    PLUGINS,
-    JournalError,
-    is_run,
-    read_config,
-    read_rounds,
-    read_summary,
-)
+from wildflower.server_app.run_folder import JournalError, is_run, read_config, read_rounds, read_summary
 
 # Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
 DATA_OF_A_FOLDER = ("idx", "npz", "images", "table", "text")
@@ -67,7 +58,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     from wildflower.server_app.checkpoint import CheckpointError, check_there
     from wildflower.server_app.config import RunConfig, unread  # both import torch
 
-    before = read_config(run_dir)["config"]
+    before = read_config(run_dir).config
     read = set().union(*(values.keys() - set(unread(values)) for values in (before, config)))
     changed = [
         f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
@@ -130,7 +121,7 @@ def is_of_a_folder(task: object) -> bool:
 
 def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
     """Raise JournalError unless the fleet's files hold what they held when the run in `run_dir` began."""
-    if read_config(run_dir)["fleet-sha256"] != fleet_digest:
+    if read_config(run_dir).fleet != fleet_digest:
         raise JournalError(
             f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
             "is not what it was when the run began; put the old files back, or start another run"
@@ -139,7 +130,7 @@ def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str
 
 def check_same_plugins(run_dir: Path, plugins: Mapping[str, str]) -> None:
     """Raise JournalError unless the modules from outside are what they were when the run in `run_dir` began."""
-    before = read_config(run_dir).get(PLUGINS, {})
+    before = read_config(run_dir).plugins
     changed = sorted(name for name in before.keys() | plugins.keys() if before.get(name) != plugins.get(name))
     if changed:
         raise JournalError(
@@ -151,7 +142,7 @@ def check_same_plugins(run_dir: Path, plugins: Mapping[str, str]) -> None:
 
 def check_same_initial(run_dir: Path, digest: str) -> None:
     """Raise JournalError unless the file of first weights is the one that the run in `run_dir` began with."""
-    if read_config(run_dir).get(INITIAL, "") != digest:
+    if read_config(run_dir).initial != digest:
         raise JournalError(
             f"the run in {run_dir} cannot be resumed: the file of initial.weights is not as when the run began; put "
             "the old one back, or start another run"
@@ -163,7 +154,7 @@ def check_same_data(run_dir: Path, data: Mapping[str, Any]) -> None:
 
     Runs whose devices hold their own do not say it.
     """
-    before = read_config(run_dir).get(DATA, {})
+    before = read_config(run_dir).data
     changed = [key for key in before if before[key] != data.get(key)]
     if not changed:
         return

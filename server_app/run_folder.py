@@ -1,31 +1,24 @@
 """The folder of a run: which folders are runs, who writes to one, and what its files say."""
 
 import fcntl
-import json
 import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from wildflower.devices.private import private_folder, private_open
-from wildflower.devices.validation import shown
 from wildflower.plugins.invalid import in_words
 from wildflower.plugins.user_error import UserError
-from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary
+from wildflower.server_app.run_records import DeviceRecord, RoundRecord, RunFile, Summary
 
 LOCK, LOCK_SECONDS = "lock", 0.2
 COMMAND_LOCK = "command.lock"  # of the command that runs it, which begins before its server and follows it to the end
 SWEEP_LOGS = "logs"  # what the runs of a sweep have said lies beside their folders
-CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
-PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
-INITIAL = "initial-weights-sha256"  # of the file of first weights, where a run has one
-DATA = "data"  # what identifies the data, `Task.identity`; not of devices that hold their own
-BUDGETS = "budgets"  # tier -> the most bytes of memory and of payload that its simulated devices have
 
 
 class JournalError(UserError, RuntimeError):
@@ -118,51 +111,24 @@ def is_held(run_dir: Path) -> bool | None:
     return False if path.exists() else None  # it may have been taken away in between
 
 
-def read_config(run_dir: Path) -> dict[str, Any]:
-    """The content of config.json, an object of CONFIG_KEYS. Raises JournalError when there is no run."""
+def read_config(run_dir: Path) -> RunFile:
+    """Return the content of config.json. Raises JournalError when there is no run."""
     path = run_dir / "config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return RunFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
-    except (ValueError, RecursionError) as error:  # of its letters, its form, or how deep it is
+    except ValidationError as error:
         raise JournalError(
-            f"{path} is not JSON: {error}. Without the configuration that it began with a run does not go on: put the "
+            f"{path}: {in_words(error)}. Without the configuration that it began with a run does not go on: put the "
             "file back from a copy, or start another run"
         ) from None
-    if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL, DATA, BUDGETS} != set(CONFIG_KEYS):
-        raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
-    kinds = {"config": dict, "fleet-sha256": str, "seed": int}
-    kinds |= {PLUGINS: dict, INITIAL: str, DATA: dict, BUDGETS: dict}
-    wrong = [(key, content[key]) for key, kind in kinds.items() if not isinstance(content.get(key, kind()), kind)]
-    if not wrong:
-        texts = {
-            "config.strategy": content["config"].get("strategy"),
-            f"{DATA}.sha256": content.get(DATA, {}).get("sha256", ""),
-        }
-        texts |= {f"{PLUGINS}.{name}": digest for name, digest in content.get(PLUGINS, {}).items()}
-        wrong = [(key, value) for key, value in texts.items() if not isinstance(value, str)]
-        wrong += [(f"{BUDGETS}.{tier}", of) for tier, of in content.get(BUDGETS, {}).items() if not _is_budget(of)]
-    if wrong:
-        key, value = wrong[0]
-        raise JournalError(f"{path}: {key} = {shown(value)} is not what a run writes there")
-    return content
-
-
-def _is_budget(value: object) -> bool:
-    """Whether this is what `Fleet.most_bytes` says of a tier."""
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"memory_bytes", "payload_bytes"}
-        and isinstance(value["memory_bytes"], int)
-        and isinstance(value["payload_bytes"], int | None)
-    )
 
 
 def has_virtual_clock(run_dir: Path) -> bool:
     """Return whether a run's devices are those of a fleet, whose time is simulated. Raises JournalError without a
     run."""
-    return bool(read_config(run_dir)["config"]["fleet"])
+    return bool(read_config(run_dir).config["fleet"])
 
 
 def read_summary(run_dir: Path) -> Summary | None:

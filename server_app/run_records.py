@@ -24,6 +24,43 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
+class TierBudget(Record):
+    """The most that devices of a tier have; None is no limit."""
+
+    memory_bytes: int
+    payload_bytes: int | None
+
+
+class RunFile(Record):
+    """The content of config.json.
+
+    Attributes:
+        config: every key of the run and its value.
+        versions: of what results may depend on.
+        fleet: the hash of the fleet's files; "" of real devices.
+        plugins: hashes of modules from outside, by their names.
+        initial: the hash of the file of first weights; "" where they are drawn.
+        data: what identifies the data, `Task.identity`; {} where devices hold their own.
+        budgets: the most memory and payload that simulated devices of each tier have, `Fleet.most_bytes`.
+    """
+
+    config: dict[str, Any]
+    versions: dict[str, str | None]
+    seed: int
+    fleet: str = Field(alias="fleet-sha256")
+    plugins: dict[str, str] = Field({}, alias="plugins-sha256")
+    initial: str = Field("", alias="initial-weights-sha256")
+    data: dict[str, int | str] = {}
+    budgets: dict[str, TierBudget] = {}
+
+    @field_validator("config")
+    @classmethod
+    def _has_method(cls, config: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(config.get("strategy"), str):
+            raise ValueError("must name the run's strategy")
+        return config
+
+
 class RoundRecord(Record):
     """One finished round. `wall_seconds` is what this round took, `simulated_seconds` the virtual clock at its end."""
 

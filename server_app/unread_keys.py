@@ -62,7 +62,8 @@ def _unread_of_methods(values: Mapping[str, Any], groups: set[str]) -> list[str]
         return [key for key in values if key.partition(".")[0] in METHODS]
     read = groups | {kind.name() if kind and is_reference(strategy) else strategy}
     for group, params in (kind.shared_params if kind else {}).items():
-        if not params.switch or values.get(f"{group}.{kebab(params.switch)}"):
+        given = values.get(f"{group}.{kebab(params.switch)}", 0) if params.switch else 1
+        if getattr(kind, f"{group}_{params.switch}", 0) if given < 0 else given:  # below 0 the method says it
             read.add(group)
     return [key for key in values if "." in key and key.partition(".")[0] not in read]
 

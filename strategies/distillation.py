@@ -1,7 +1,7 @@
 """In-place distillation: the server makes sub-models agree with the aggregated model, without any data.
 
 Source: the paper of dynamic model search (`wildflower.strategies.model_search`), Algorithm 1 and Eq. 2, which do not
-agree with each other; what is done here stands in `distill`.
+agree with each other; what is done here stands in `distill`, and `reading` chooses among three ways.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -17,11 +18,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wildflower.messages.tensor_sets import Weights
+from wildflower.messages.tensor_sets import STATISTICS, Weights
 from wildflower.models.base import Family
-from wildflower.models.placement import Placement
-from wildflower.models.weights import with_weights
-from wildflower.strategies.params import CountOrZero, Params, PositiveRate
+from wildflower.models.network import Network
+from wildflower.models.weights import trained_parameters, with_weights
+from wildflower.strategies.noise import Noise
+from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.submodel import Cut, SubModelMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -32,8 +34,15 @@ class Distillation(Params):
 
     switch: ClassVar[str] = "steps"
 
-    steps: CountOrZero = Field(
-        0, description="Adam's steps per sub-model in the distillation after each round (paper: 100); 0: none"
+    steps: Annotated[int, Field(ge=-1, lt=2**31)] = Field(
+        -1,
+        description="Adam's steps in the distillation after each round; 0: none; -1: the paper's 100 in model-search, "
+        "none in other papers' methods",
+    )
+    reading: Literal["students", "frozen-teacher", "live-teacher"] = Field(
+        "students",
+        description="How Eq. 2 is read: sub-models learn by an Adam each, then their mean; or one Adam moves the "
+        "global weights by the mean gradient, taught by those that came in (frozen) or those of the step (live)",
     )
     batch_size: Annotated[int, Field(ge=2)] = Field(64, description="Noise inputs per step of distillation")
     learning_rate: PositiveRate = Field(1e-3, description="Learning rate of distillation's Adam")
@@ -108,12 +117,13 @@ def distill(
     seed: int,
     noise: Noise | None = None,
 ) -> Distilled:
-    """Distill the global model into its own sub-models, and average them back into it.
+    """Distill the global model into its own sub-models, with normal x in place of images or embeddings (`Noise`).
 
-    For every student i, cut out of W: T_SKD steps of Adam on KL(softmax W(x) || softmax W_i(x)), with normal x in place
-    of images, or of token embeddings (`Noise`). The teacher is the W that came in, frozen. Then every coordinate that
-    students have becomes the mean over them; the others keep their value. A student that equals the teacher stays as it
-    is: Adam would make steps of full size of what rounding leaves of its gradient.
+    L_i = KL(softmax W(x) || softmax W_i(x)) for every student W_i that is cut out of W, the teacher W being constant.
+    With `reading = "students"` each student takes T_SKD steps of Adam, and every coordinate that students have becomes
+    the mean over them. Otherwise there are T_SKD steps of one Adam on W, along 1/n sum_i grad L_i (Eq. 2); the teacher
+    stays the W that came in, or is the W of the step. Coordinates that no student has keep their value. A student that
+    equals the teacher stays as it is: Adam would make steps of full size of what rounding leaves of its gradient.
 
     Both sides run in evaluation mode, without dropout; running statistics of batch norms are used and left as
     they are; static batch norms normalize by the batch, as they always do. A teacher that says the same of all noise
@@ -136,81 +146,102 @@ def distill(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(seed)
-    whole, place = taught_by
-    teacher = with_weights(family, whole, place.gather(weights)).to(device).eval().requires_grad_(False)
-    noise = noise or Noise(family, weights)
-    teach = noise.reader(teacher, place)
+    lessons = _Lessons(family, settings, noise or Noise(family, weights), generator, device)
+    started = time.perf_counter()
+    means = settings.reading == "students"
+    result = (_means if means else _along_gradients)(lessons, weights, taught_by, students)
+    seconds = time.perf_counter() - started
+    for name, value in result.items():
+        if not bool(torch.isfinite(value).all()):
+            raise FloatingPointError(f"in-place distillation diverged in {name}: lower its learning rate")
+    if not lessons.said:
+        return Distilled(result)
+    return Distilled(result, len(lessons.said) / seconds, mutual_information_nats(torch.cat(lessons.said)))
+
+
+@dataclass
+class _Lessons:
+    """What lessons share, and in `said` what the teacher said in each: log-probabilities (inputs, classes)."""
+
+    family: Family
+    settings: Distillation
+    noise: Noise
+    generator: torch.Generator
+    device: torch.device
+    said: list[Tensor] = field(default_factory=list)
+
+    def network(self, cut: Cut, own: Weights) -> Network:
+        """Return a sub-model over its own weights, in evaluation mode."""
+        return with_weights(self.family, cut[0], own).to(self.device).eval()
+
+    def teacher(self, cut: Cut, weights: Weights) -> Callable[[Tensor], Tensor]:
+        """Return how the teacher computes on noise."""
+        return self.noise.reader(self.network(cut, cut[1].gather(weights)).requires_grad_(False), cut[1])
+
+    def learn(self, teach: Callable[[Tensor], Tensor], learn: Callable[[Tensor], Tensor]) -> None:
+        """Add the gradients of KL(teacher || student) on a new batch."""
+        inputs = self.noise.draw(self.settings.batch_size, self.generator).to(self.device)
+        with torch.no_grad():
+            target = teach(inputs).log_softmax(dim=1)
+        self.said.append(target)
+        F.kl_div(learn(inputs).log_softmax(dim=1), target, reduction="batchmean", log_target=True).backward()
+
+
+def _means(lessons: _Lessons, weights: Weights, taught_by: Cut, students: Sequence[Cut]) -> Weights:
+    """Every student by an Adam of its own; then the mean over those that have a coordinate."""
+    teach, taught = lessons.teacher(taught_by, weights), taught_by[1].gather(weights)
     totals = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in weights.items()}
     counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
-    started = time.perf_counter()
-    taught = place.gather(weights)
-    said = []
-    for architecture, placement in students:
-        before = placement.gather(weights)
-        if architecture == whole and all(torch.equal(before[name], value) for name, value in taught.items()):
-            placement.add_to(totals, {name: value.double() for name, value in before.items()})
-            placement.add_weight(counts, 1)
-            continue
-        student = with_weights(family, architecture, before).to(device).eval()
-        learn = noise.reader(student, placement)
-        optimizer = torch.optim.Adam(student.parameters(), lr=settings.learning_rate)
-        for _ in range(settings.steps):
-            inputs = noise.draw(settings.batch_size, generator).to(device)
-            with torch.no_grad():
-                target = teach(inputs).log_softmax(dim=1)
-            said.append(target)
-            loss = F.kl_div(learn(inputs).log_softmax(dim=1), target, reduction="batchmean", log_target=True)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        state = {name: value.detach().cpu().double() for name, value in student.state_dict().items()}
-        for name, value in state.items():
-            if not bool(torch.isfinite(value).all()):
-                raise FloatingPointError(f"in-place distillation diverged in {name}: lower its learning rate")
-        placement.add_to(totals, state)
-        placement.add_weight(counts, 1)
-    seconds = time.perf_counter() - started
-    result = {
+    for cut in students:
+        before = cut[1].gather(weights)
+        if _equal(cut, before, taught_by, taught):
+            state = before
+        else:
+            student = lessons.network(cut, before)
+            learn = lessons.noise.reader(student, cut[1])
+            optimizer = torch.optim.Adam(student.parameters(), lr=lessons.settings.learning_rate)
+            for _ in range(lessons.settings.steps):
+                optimizer.zero_grad()
+                lessons.learn(teach, learn)
+                optimizer.step()
+            state = {name: value.detach().cpu() for name, value in student.state_dict().items()}
+        cut[1].add_to(totals, {name: value.double() for name, value in state.items()})
+        cut[1].add_weight(counts, 1)
+    return {
         name: torch.where(counts[name] > 0, (totals[name] / counts[name].clamp(min=1)).to(old.dtype), old)
         for name, old in weights.items()
     }
-    return (
-        Distilled(result, len(said) / seconds, mutual_information_nats(torch.cat(said))) if said else Distilled(result)
-    )
 
 
-class Noise:
-    """Normal inputs of a family: images of N(0, 1), or what stands in place of token embeddings.
+def _along_gradients(lessons: _Lessons, weights: Weights, taught_by: Cut, students: Sequence[Cut]) -> Weights:
+    """One Adam on the global weights, along the mean of all students' gradients (Eq. 2)."""
+    held = {name: value.detach().clone() for name, value in weights.items()}
+    learned = {
+        name: nn.Parameter(value)  # in the same memory
+        for name, value in held.items()
+        if value.is_floating_point() and not name.endswith(STATISTICS) and not lessons.family.is_frozen(name)
+    }
+    optimizer = torch.optim.Adam(learned.values(), lr=lessons.settings.learning_rate)
+    teach, taught = lessons.teacher(taught_by, held), taught_by[1].gather(held)
+    for _ in range(lessons.settings.steps):
+        gradients = {name: torch.zeros_like(value) for name, value in learned.items()}
+        for cut in students:
+            own = cut[1].gather(held)
+            if _equal(cut, own, taught_by, taught):
+                continue
+            student = lessons.network(cut, own)
+            lessons.learn(teach, lessons.noise.reader(student, cut[1]))
+            found = trained_parameters(student).items()
+            by_name = {name: p.grad.cpu() / len(students) for name, p in found if p.grad is not None}
+            cut[1].of(by_name).add_to(gradients, by_name)
+        for name, parameter in learned.items():
+            parameter.grad = gradients[name]
+        optimizer.step()
+        if lessons.settings.reading == "live-teacher":
+            teach, taught = lessons.teacher(taught_by, held), taught_by[1].gather(held)
+    return held
 
-    Channels of the latter have the mean and the spread that the global model's embeddings have over all tokens: learned
-    embeddings are small beside N(0, 1), and so are those of positions, which are added to them.
-    """
 
-    def __init__(self, family: Family, weights: Weights) -> None:
-        modules = family.without_memory(family.full()).named_modules()
-        self._embedding = next((name for name, module in modules if isinstance(module, nn.Embedding)), None)
-        self._shape, self._mean, self._spread = family.input_shape, torch.zeros(()), torch.ones(())
-        if self._embedding is not None:
-            table = weights[f"{self._embedding}.weight"]
-            self._shape = (*self._shape, table.shape[1])
-            self._mean, self._spread = table.mean(dim=0), table.std(dim=0)
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Return noise of (count, *an image's shape), or (count, positions, channels of the whole embedding)."""
-        return self._mean + self._spread * torch.randn(count, *self._shape, generator=generator)
-
-    def reader(self, model: nn.Module, placement: Placement) -> Callable[[Tensor], Tensor]:
-        """Return how a (sub-)model computes on it; of embeddings it reads the channels that it has."""
-        if self._embedding is None:
-            return model
-        embedding = model.get_submodule(self._embedding)
-        channels = placement.coordinates[f"{self._embedding}.weight"][1]
-
-        def compute(noise: Tensor) -> Tensor:
-            hook = embedding.register_forward_hook(lambda *_: noise[..., channels])
-            try:
-                return model(torch.zeros(noise.shape[:2], dtype=torch.int64, device=noise.device))
-            finally:
-                hook.remove()
-
-        return compute
+def _equal(cut: Cut, own: Weights, other: Cut, others: Weights) -> bool:
+    """Whether two cuts are one and the same model."""
+    return cut[0] == other[0] and all(torch.equal(own[name], value) for name, value in others.items())

@@ -5,7 +5,6 @@ The types and their layers are in `wildflower.strategies.types_by_depth`, the cl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
 
@@ -29,7 +28,7 @@ from wildflower.strategies.method import (
     Traits,
 )
 from wildflower.strategies.own_layers import TrainingWithOwnLayers
-from wildflower.strategies.params import Fraction, Numbers, Params
+from wildflower.strategies.params import Fraction, Params
 from wildflower.strategies.submodel import CandidateMethod, first_weights
 from wildflower.strategies.types_by_depth import check_alike, layers_of, types_of
 
@@ -48,9 +47,6 @@ class InclusiveFLParams(Params):
     )
     head: Literal["type", "own"] = Field(
         "type", description="Whose heads are: one per type, or one per device, which stays there"
-    )
-    rates: Numbers = Field(
-        (), description="How many times the learning rate each type has, smallest first; empty: all have the run's"
     )
 
 
@@ -75,14 +71,6 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
     def __init__(self, setup: Setup, params: InclusiveFLParams) -> None:
         family = setup.family
         super().__init__(setup, params, types_of(family, setup.widths))
-        possible = all(0 < rate < math.inf for rate in params.rates)
-        if params.rates and (len(params.rates) != len(self.candidates) or not possible):
-            raise ValueError(
-                f"inclusivefl.rates = {list(params.rates)}: give a number above 0 for each of the "
-                f"{len(self.candidates)} types of models, smallest first"
-            )
-        rates = params.rates or (1.0,) * len(self.candidates)
-        self.rates = dict(zip(reversed(self.candidates), rates, strict=True))
         self.layers = {a: layers_of(family, a) for a in self.candidates}
         check_alike(family, self.layers)
         whole = first_weights(setup)
@@ -133,12 +121,12 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         return Traits(averages=True, tells_more=True, takes_initial_weights=True)
 
     def client_step(self, order: Order) -> ClientStep:
-        """Plain training at the type's rate; with heads of the devices' own their names."""
-        # A fleet whose budgets are those of a width has that priced, and it is no type.
-        rate, own = self.rates.get(order.architecture, 1.0), tuple[str, ...]()
+        """Plain training; with heads of the devices' own their names."""
+        own = tuple[str, ...]()
         if self.params.head == "own":
+            # A fleet whose budgets are those of a width has that priced, and it is no type.
             own = (self.layers.get(order.architecture) or layers_of(self.family, order.architecture)).head
-        return TrainingWithOwnLayers(weighting="uniform", own=own, rate=rate)
+        return TrainingWithOwnLayers(weighting="uniform", own=own)
 
     def payload(self, group: Group) -> TensorSets:
         """The model of the devices' type."""

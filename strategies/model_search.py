@@ -50,6 +50,7 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
 
     params_type: ClassVar[type[Params]] = ModelSearchParams
     family_options: ClassVar[Mapping[str, Any]] = {}
+    distillation_steps: ClassVar[int] = 100
 
     def __init__(self, setup: Setup, params: ModelSearchParams) -> None:
         own = layer_shares(params.layer_shares)

@@ -25,7 +25,8 @@ class Params(BaseModel):
 
     Every field has a default, and a description that completes the sentence "This is ...".
 
-    switch: the field whose 0 turns the whole part off, so that nothing reads the others; "" where there is none.
+    switch: the field whose 0 turns the whole part off, so that nothing reads the others; "" where there is none. Below
+        0 it is a method's own class attribute of the group's and the field's name, such as `distillation_steps`.
     """
 
     switch: ClassVar[str] = ""

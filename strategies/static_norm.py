@@ -8,6 +8,7 @@ let the server do after the mean.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -23,8 +24,10 @@ from wildflower.models.network import Network
 from wildflower.strategies.distillation import Distillation, distill_in_place
 from wildflower.strategies.method import ClientContext, P, Setup, Trained, Training
 from wildflower.strategies.params import Params
-from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.strategies.submodel import Cut, SubModelMethod
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class Masked(nn.Module):
@@ -64,8 +67,7 @@ class MaskedTraining(Training):
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The masked cross-entropy."""
-        masked = Masked(model, (context.class_counts > 0).to(context.device))
-        return lambda inputs, labels: context.task.loss(masked(inputs), labels)
+        return PureLoss(context.task, Masked(model, (context.class_counts > 0).to(context.device)))
 
     def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as well."""
@@ -76,7 +78,11 @@ class StaticNormMethod(SubModelMethod[P]):
     """Sub-models with static batch norm, averaged coordinate by coordinate; then distillation, where it is asked for.
 
     A method that does not have distillation among its `shared_params` goes without.
+
+    distillation_steps: how many steps the method's own paper takes.
     """
+
+    distillation_steps: ClassVar[int] = 0
 
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"distillation": Distillation}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "static"}
@@ -85,8 +91,23 @@ class StaticNormMethod(SubModelMethod[P]):
         super().__init__(setup, params, candidates)
         found = setup.shared.get("distillation", Distillation())
         assert isinstance(found, Distillation)
-        self.distillation = found
+        steps = self.distillation_steps if found.steps < 0 else found.steps
+        self.distillation = found.model_copy(update={"steps": steps})
         self.scored_family = setup.family.with_statistics
+
+    @override
+    def start(self) -> None:
+        """Log what distillation will cost the server."""
+        super().start()
+        if not (steps := self.distillation.steps):
+            return
+        students, inputs = self.settings.devices_per_round, self.distillation.batch_size
+        flops = self.cost(self.scored_architecture).training_flops * inputs * students * steps
+        log.info(
+            "The server distills after every round: %s sub-models, %s steps of %s inputs for each, at most %.2g FLOPs "
+            "in all; distillation.steps = 0 leaves it out, fewer take less",
+            *(students, steps, inputs, flops * 4 / 3),  # the teacher computes forward, a third of training
+        )
 
     @property
     def needs_classes(self) -> bool:

@@ -82,6 +82,7 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
         "model-search.searcher": "exact",
         "model-search.masked-loss": True,
         "model-search.norm": "static",
+        "distillation.steps": 0,
     },
     "model-search pool": {
         "strategy": "model-search",

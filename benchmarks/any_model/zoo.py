@@ -1,16 +1,60 @@
-"""Networks of torchvision and timm on small gray images, for `benchmarks.any_model.methods`."""
+"""Networks of others, small enough that a round of any method takes a second.
+
+Of `PLAIN` none needs more than PyTorch. Images are gray, (batch, 1, 8, 8), as the digits are; of `TEXTS` inputs are
+tokens, (batch, 8).
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wildflower.tasks.data import Data, DataSet
+from wildflower.tasks.spec import Kind
 
-def _without_detection() -> None:
-    """Let torchvision be imported beside a PyTorch that was built without its operators, of which none is used here."""
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    globals()["_LIBRARY"] = library
+PLAIN = ("mlp", "lstm", "unet")
+TORCHVISION = (
+    *("resnet18", "mobilenet_v2", "mobilenet_v3", "efficientnet_b0", "densenet121"),
+    *("convnext_tiny", "vit_b_16", "swin_t"),
+)
+TIMM = ("timm_vit_tiny",)
+TEXTS = ("bert", "distilbert", "gpt2")
+TRANSFORMERS = (*TEXTS, "hf_vit")
+MODELS = (*PLAIN, *TRANSFORMERS, *TORCHVISION, *TIMM)
+VOCABULARY = 20
+
+if find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
+    # A torchvision that was built for another PyTorch lacks operators that nothing here uses, and is not imported.
+    _LIBRARY = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _torchvision() -> ModuleType:
+    import torchvision.models
+
+    return torchvision.models  # type: ignore[no-any-return]
+
+
+def _sentences(data_dir: str) -> DataSet:
+    """Return made texts: 8 tokens of which the class is the most frequent."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 10
+    tokens = torch.randint(1, VOCABULARY, (400, 8), generator=generator)
+    tokens = torch.where(torch.rand(400, 8, generator=generator) < 0.4, 1 + labels[:, None], tokens).to(torch.uint8)
+    return DataSet(Data(tokens[:300], labels[:300]), Data(tokens[300:], labels[300:]), classes=10)
+
+
+SENTENCES = Kind(_sentences, "bert-tiny", fixed=True)
+
+
+def seen(images: Tensor, side: int) -> Tensor:
+    """Return gray images as colored ones of another size."""
+    return F.interpolate(images.expand(-1, 3, -1, -1), (side, side))
 
 
 class OnGray(nn.Module):
@@ -21,42 +65,152 @@ class OnGray(nn.Module):
         self.network, self.side = network, side
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network(F.interpolate(images.expand(-1, 3, -1, -1), (self.side, self.side)))
-
-
-def _torchvision(name: str, classes: int) -> nn.Module:
-    if not hasattr(torch.ops.torchvision, "nms"):
-        _without_detection()
-    import torchvision.models
-
-    return OnGray(getattr(torchvision.models, name)(num_classes=classes))
+        found = self.network(seen(images, self.side))
+        answer: Tensor = getattr(found, "logits", found)
+        return answer
 
 
 def resnet18(classes: int) -> nn.Module:
-    return _torchvision("resnet18", classes)
+    resnet = _torchvision().resnet
+    return OnGray(resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], num_classes=classes))
 
 
 def mobilenet_v2(classes: int) -> nn.Module:
-    return _torchvision("mobilenet_v2", classes)
+    return OnGray(_torchvision().mobilenet_v2(num_classes=classes, width_mult=0.25))
 
 
 def mobilenet_v3(classes: int) -> nn.Module:
-    return _torchvision("mobilenet_v3_small", classes)
+    return OnGray(_torchvision().mobilenet_v3_small(num_classes=classes, width_mult=0.25))
 
 
 def efficientnet_b0(classes: int) -> nn.Module:
-    return _torchvision("efficientnet_b0", classes)
+    efficientnet = _torchvision().efficientnet
+    settings, last = efficientnet._efficientnet_conf("efficientnet_b0", width_mult=0.25, depth_mult=0.5)
+    return OnGray(efficientnet.EfficientNet(settings, dropout=0.2, last_channel=last, num_classes=classes))
 
 
 def densenet121(classes: int) -> nn.Module:
-    return _torchvision("densenet121", classes)
+    densenet = _torchvision().densenet
+    return OnGray(densenet.DenseNet(8, (2, 2, 2, 2), 16, bn_size=2, num_classes=classes))
 
 
-def swin(classes: int) -> nn.Module:
-    return _torchvision("swin_t", classes)
+def convnext_tiny(classes: int) -> nn.Module:
+    convnext = _torchvision().convnext
+    setting = [
+        convnext.CNBlockConfig(16, 32, 1),
+        convnext.CNBlockConfig(32, 48, 2),
+        convnext.CNBlockConfig(48, None, 1),
+    ]
+    return OnGray(convnext.ConvNeXt(setting, num_classes=classes))
 
 
-def vit_tiny(classes: int) -> nn.Module:
+def vit_b_16(classes: int) -> nn.Module:
+    made = _torchvision().VisionTransformer(32, 8, 2, 2, hidden_dim=32, mlp_dim=64, num_classes=classes)
+    return OnGray(made)
+
+
+def swin_t(classes: int) -> nn.Module:
+    made = _torchvision().SwinTransformer([4, 4], 16, [2, 2], [2, 2], window_size=[4, 4], num_classes=classes)
+    return OnGray(made)
+
+
+def timm_vit_tiny(classes: int) -> nn.Module:
     import timm
 
-    return OnGray(timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=classes))
+    sizes = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48}
+    return OnGray(timm.create_model("vit_tiny_patch16_224", num_classes=classes, **sizes))
+
+
+def _of_transformers(kind: str, classes: int, **sizes: int) -> nn.Module:
+    import transformers
+
+    made = getattr(transformers, f"{kind}Config")(vocab_size=VOCABULARY, num_labels=classes, **sizes)
+    found: nn.Module = getattr(transformers, f"{kind}ForSequenceClassification")(made)
+    return found
+
+
+def bert(classes: int) -> nn.Module:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    return _of_transformers("Bert", classes, **sizes)
+
+
+def distilbert(classes: int) -> nn.Module:
+    return _of_transformers("DistilBert", classes, dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+
+
+def gpt2(classes: int) -> nn.Module:
+    return _of_transformers("GPT2", classes, n_embd=32, n_layer=2, n_head=2, pad_token_id=0)
+
+
+def hf_vit(classes: int) -> nn.Module:
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=classes, **sizes)
+    return OnGray(transformers.ViTForImageClassification(config))
+
+
+class Rows(nn.Module):
+    """An LSTM that reads an image row by row."""
+
+    def __init__(self, classes: int, hidden: int = 24) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, hidden, num_layers=2, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out, _ = self.lstm(images.squeeze(1))
+        answer: Tensor = self.head(out[:, -1])
+        return answer
+
+
+def lstm(classes: int) -> nn.Module:
+    return Rows(classes)
+
+
+def _double(inputs: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for channels in (inputs, outputs):
+        layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """Down and up again, with what was seen on the way down beside; the answer is the mean over positions."""
+
+    def __init__(self, classes: int, width: int = 8) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([_double(1, width), _double(width, 2 * width), _double(2 * width, 4 * width)])
+        self.up = nn.ModuleList([_double(6 * width, 2 * width), _double(3 * width, width)])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        beside = []
+        for number, down in enumerate(self.down):
+            x = down(F.max_pool2d(x, 2) if number else x)
+            beside.append(x)
+        for up, other in zip(self.up, reversed(beside[:-1]), strict=True):
+            x = up(torch.cat([other, F.interpolate(x, scale_factor=2.0)], 1))
+        answer: Tensor = self.head(x).mean((2, 3))
+        return answer
+
+
+def unet(classes: int) -> nn.Module:
+    return UNet(classes)
+
+
+def mlp(classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, classes)
+    )
+
+
+def mobilenet_v2_on_gray(classes: int) -> nn.Module:
+    """Return the whole MobileNetV2, with torchvision's names of tensors, which sees gray images at 48 x 48."""
+
+    class Gray(_torchvision().MobileNetV2):  # type: ignore[misc]
+        def forward(self, images: Tensor) -> Tensor:
+            answer: Tensor = super().forward(seen(images, 48))
+            return answer
+
+    return Gray(num_classes=classes)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from wildflower.models.architecture import Architecture
 from wildflower.strategies.fedadam import FedAdam, FedAdamParams
 from wildflower.strategies.inclusivefl import InclusiveFL, InclusiveFLParams
-from wildflower.strategies.method import Setup, Traits
+from wildflower.strategies.method import ClientStep, Order, Setup, Traits
 from wildflower.strategies.types_by_depth import Layers
 
 
@@ -40,6 +40,15 @@ class SharesAll(InclusiveFL):
         super().share(users)
         if self.shares_heads:
             self.to_mean(self.candidates, self.layers[self.candidates[0]].head, users)
+
+
+class RatesByType(InclusiveFL):
+    """Types of two to six layers train at a rate of their own, as the published code has it: here 2.5 times, 1, 1."""
+
+    @override
+    def client_step(self, order: Order) -> ClientStep:
+        smallest = order.architecture == self.candidates[-1]
+        return super().client_step(order).model_copy(update={"rate": 2.5 if smallest else 1.0})
 
 
 def check_heads_alike(family: str, types: Iterable[Layers]) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.inclusivefl.trec import installed, read_package
 from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
-from wildflower.tasks.trec import installed, read_package
 
 HERE = Path(__file__).resolve().parent
 TIERS = ("2 layers", "4 layers", "6 layers")
@@ -75,6 +75,7 @@ OF_CONTROLS = ("inclusivefl-controls.server=mean", "inclusivefl-controls.momentu
 # What these settings were called when figures were recorded.
 RECORDED_AS = {
     f"{CONTROLS}:SharesAll": ("strategy=inclusivefl", "inclusivefl.share=all"),
+    f"{CONTROLS}:RatesByType": ("strategy=inclusivefl", "inclusivefl.rates=2.5, 1, 1"),
     f"{CONTROLS}:ExclusiveAdam": ("strategy=fedadam", "fedadam.use=exclusive"),
     f"{CONTROLS}:SmallestAdam": ("strategy=fedadam", "fedadam.use=all-small"),
     **{setting: (setting.replace("-controls", ""),) for setting in OF_CONTROLS},
@@ -92,7 +93,7 @@ MEANS = {
     "inclusivefl, no momentum": [*PLAIN, NO_MOMENTUM],
     "inclusivefl": PLAIN,
     # With the rates at which models of two, four and six layers learn best by themselves, as the paper has it.
-    "inclusivefl, rates by type": [*PLAIN, NO_MOMENTUM, "inclusivefl.rates=2.5, 1, 1"],
+    "inclusivefl, rates by type": [f"{CONTROLS}:RatesByType", *OF_CONTROLS],
     # Ours: types share their last layer and their head as well.
     "inclusivefl, all shared": [f"{CONTROLS}:SharesAll", *OF_CONTROLS],
     # The same by HeteroFL, whose mask is in the loss, too.

@@ -56,7 +56,7 @@ TRAINED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 RUN: dict[str, Any] = {
     "strategy": "inclusivefl",
-    "task": "trec",
+    "task": "benchmarks.inclusivefl.trec:TASK",
     "partition": "iid",
     "devices": 1,
     "devices-per-round": 1,

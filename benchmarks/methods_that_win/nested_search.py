@@ -88,6 +88,7 @@ class NestedSearch(ModelSearch):
 
     params_type: ClassVar[type[Params]] = NestedSearchParams
     params: NestedSearchParams
+    distillation_steps: ClassVar[int] = 0
 
     def __init__(self, setup: Setup, params: NestedSearchParams) -> None:
         super().__init__(setup, params)

@@ -27,7 +27,8 @@ from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family
 from wildflower.models.placement import Placement
 from wildflower.models.weights import with_weights
-from wildflower.strategies.distillation import Distillation, Noise, distill, mutual_information_nats
+from wildflower.strategies.distillation import Distillation, distill, mutual_information_nats
+from wildflower.strategies.noise import Noise
 from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import Cut
 

@@ -26,7 +26,7 @@ DISTILLED = [
 # What is ours of the search: the exact one, and HeteroFL's way to train.
 SEARCH = [
     *("strategy=model-search", "model-search.searcher=exact"),
-    *("model-search.masked-loss=true", "model-search.norm=static"),
+    *("model-search.masked-loss=true", "model-search.norm=static", "distillation.steps=0"),
 ]
 METHODS = {
     "largest": ["strategy=fedavg", "fedavg.use=all-large"],

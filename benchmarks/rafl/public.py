@@ -71,7 +71,7 @@ def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STE
     if not file.exists():
         task = load_task(TaskSpec(name="npz", devices=1, data_dir=str(write_digits(folder / "digits")), seed=seed))
         shape = {"input_shape": list(task.input_shape), "classes": task.classes}
-        space = Space.of(make_family(family | shape), RaFLParams().shares, None, RaFLParams().min_blocks)
+        space = Space.of(make_family(family | shape), RaFLParams().shares, None)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             supernet = Supernet(space)

@@ -81,7 +81,7 @@ def measure_own(resource: str, *, devices: int, seed: int) -> dict[str, Any]:
     """The figures of RaFL's own search under budgets of one resource, in bytes, and without bounds of the other."""
     family = make_family({**SUPERNETS_FAMILY, "input_shape": [1, 28, 28], "classes": 10})
     params = RaFLParams()
-    space = Space.of(family, params.shares, None, params.min_blocks)
+    space = Space.of(family, params.shares, None)
     config = resolve(STUDY.experiment, []).config
     prices = {"batch_size": config.batch_size, "optimizer": config.optimizer}
 

@@ -176,7 +176,6 @@ OWN: dict[str, dict[str, Any]] = {
     "scalefl": {"scalefl.widths": "", "scalefl.gamma": 1.0, "scalefl.temperature": 3.0},
     "recipfl": {
         "recipfl.eta": 0.001,
-        "recipfl.clip-norm": 50.0,
         "recipfl.hidden": 8,
         "recipfl.decoder-hidden": 8,
         "recipfl.tile": 8,
@@ -349,9 +348,7 @@ VARIANTS: dict[str, Variant] = {
     "recipfl client": control("Clients", roomy("recipfl")),
     "recipfl printed": control("FirstUpload", roomy("recipfl", recipfl__hypernetwork="printed")),
     "recipfl classifier": control("Classifier", roomy("recipfl")),
-    "recipfl untiled": control(
-        "FirstUpload", roomy("recipfl", recipfl__tile=0, recipfl__hidden=16, recipfl__clip_norm=0.1)
-    ),
+    "recipfl untiled": control("FirstUpload", roomy("recipfl", recipfl__tile=0, recipfl__hidden=16)),
     "recipfl personal": control("FirstUpload", roomy("recipfl", **of(PERSONAL))),
     # The others.
     "fedavgm": simulated("fedavgm"),

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
@@ -19,6 +19,7 @@ from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
 from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import TensorSpec
+from wildflower.models.made import made_module
 from wildflower.models.network import Network
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
 from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
@@ -142,11 +143,12 @@ class Traced(GroupFamily):
 
     @override
     def initial(self) -> dict[str, Tensor]:
-        from wildflower.models.traced.making import first_weights  # the server's, which has the module
+        own = self.own().state_dict(keep_vars=True)
+        return {name: own[name].detach().clone() for name in self.tensors(self.full())}
 
-        own = first_weights(self.function, self.arguments, self.input_shape, self.classes)
-        names = self.tensors(self.full())
-        return {name: own[name].detach().clone() for name in names}
+    def own(self) -> nn.Module:
+        """Return the user's module, whose weights its constructor draws by torch's generator; a server has it."""
+        return made_module(self.function, json.loads(self.arguments), self.input_shape, self.classes)
 
     @cached_property
     def with_statistics(self) -> Traced:

@@ -56,11 +56,6 @@ def written_module(
     return written
 
 
-def first_weights(function: str, arguments: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Tensor]:
-    """Return first weights as the module's own constructor draws them, by torch's generator."""
-    return made_module(function, json.loads(arguments), input_shape, classes).state_dict(keep_vars=True)
-
-
 def _check_answer(where: str, written: Written, classes: int) -> None:
     answer = written.answer_shape
     if answer[1] != classes:
@@ -92,12 +87,12 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
     generator = torch.Generator().manual_seed(0)
     for training in (False, True):
         for size in TRIED:
-            inputs = _inputs((size, *input_shape), dtype, generator)
+            inputs = inputs_like((size, *input_shape), dtype, generator)
             answers = []
             for network in (module.train(training), program.train(training)):
                 given = inputs.clone()
                 with same_draws(size):
-                    answers.append(_answer(network, given))
+                    answers.append(answer_of(network, given))
                 if not torch.equal(given, inputs):
                     raise PluginError(changed_input(module))
             _compare(where, "answers", *answers, training=training)
@@ -117,7 +112,8 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
             _compare(where, f"gradients of {name}", other, mine, training=True)
 
 
-def _answer(network: nn.Module, inputs: Tensor) -> Tensor:
+def answer_of(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a network's answer; of Hugging Face's, its logits."""
     found = network(inputs)
     found = getattr(found, "logits", found)
     [answer] = tree_leaves(found)
@@ -136,7 +132,8 @@ def _compare(where: str, what: str, module: Tensor, graph: Tensor, *, training: 
     )
 
 
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def inputs_like(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Draw inputs: numbers, or the first two tokens of any vocabulary."""
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator)
     return torch.randint(0, 2, shape, generator=generator, dtype=dtype)

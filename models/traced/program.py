@@ -242,8 +242,8 @@ class Program(Network):
             elif number in alive:
                 places[number] = number
                 steps.append(self._step(number, node, places))
-                if self._scaler and node.scaled is not None:
-                    steps += self._scaled(node.scaled, number)
+                if (share := self.scale(node)) != 1:
+                    steps.append(_Step(torch.ops.aten.div.Scalar, number, [None, share], registers=[(0, number)]))
         answer = places[len(nodes) - 1]
         _drop_unread(steps, answer, len(nodes))
         tensors: list[tuple[int, Mapping[str, Any], str]] = []
@@ -301,11 +301,12 @@ class Program(Network):
         one, two = (self._graph.size(size, self._kept, batch) for batch in (1, 2))
         return one if one == two else _OfBatch(2 * one - two, two - one)
 
-    def _scaled(self, size: Size, number: int) -> list[_Step]:
-        kept, full = (self._graph.size(size, widths) for widths in (self._kept, list(self._graph.groups.values())))
-        if kept == full:
-            return []
-        return [_Step(torch.ops.aten.div.Scalar, number, [None, kept / full], registers=[(0, number)])]
+    def scale(self, node: Operation) -> float:
+        """Return what HeteroFL's scaler divides a node's result by; 1 where it does not."""
+        if not self._scaler or node.scaled is None:
+            return 1.0
+        kept, full = (self._graph.size(node.scaled, w) for w in (self._kept, list(self._graph.groups.values())))
+        return kept / full
 
     # Computing
 

@@ -99,7 +99,20 @@ class PersonalSearch:
         if found is not None:
             return found
         smallest = self.space.smallest()
-        return smallest if fits(price(smallest), budget) else None
+        return smallest if self._few(smallest, device) and fits(price(smallest), budget) else None
+
+    def _few(self, architecture: Architecture, device: int) -> bool:
+        """Whether a personal model takes no more multiplications than its device may spend."""
+        most = self.max_macs(device)
+        if most is None or not isinstance(self.searcher, EvolutionSearch):
+            return True
+        return self.searcher.prices.macs(self.space.smallest_picks()) <= most
+
+    def max_macs(self, device: int) -> int | None:
+        """Return the multiplications that a device's personal model may take, the same in every round; None: any."""
+        if not self.params.macs:
+            return None
+        return int(self.settings.rng(0, 21, device).uniform(self.params.macs[0], self.params.macs[-1]))
 
     def _find(self, device: int, grows: bool, left: Budget) -> Architecture | None:
         """What the searcher finds for a device under what the knowledge network leaves."""
@@ -112,18 +125,22 @@ class PersonalSearch:
     @cached_property
     def _evolved(self) -> Callable[[int, Budget], Architecture | None]:
         """The evolution's answers, each of which takes up to a second, and is asked for again in every evaluation."""
-        return lru_cache(maxsize=4096)(lambda device, left: self.searcher.find(left, self.settings.rng(0, 8, device)))
+        searcher = self.searcher
+        assert isinstance(searcher, EvolutionSearch)
+
+        def find(device: int, left: Budget) -> Architecture | None:
+            return searcher.find(left, self.settings.rng(0, 8, device), self.max_macs(device))
+
+        return lru_cache(maxsize=4096)(find)
 
 
 def space_of(family: Family, params: RaFLParams) -> Space | ElasticSpace:
     """Return where personal models are searched; ValueError where the family has no such space."""
     if params.space == "shares":
         try:
-            return Space.of(family, sorted(params.shares), None, params.min_blocks)
+            return Space.of(family, sorted(params.shares), None)
         except ValueError as error:
-            raise ValueError(
-                f"rafl.shares = {list(params.shares)}, rafl.min-blocks = {params.min_blocks}: {error}"
-            ) from None
+            raise ValueError(f"rafl.shares = {list(params.shares)}: {error}") from None
     if not isinstance(family, ElasticFamily):
         able = ", ".join(name for name, kind in FAMILIES.items() if issubclass(kind, ElasticFamily))
         raise ValueError(

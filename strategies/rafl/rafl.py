@@ -76,7 +76,6 @@ class RaFL(CandidateMethod[RaFLParams]):
         given = bool(setup.initial) and has_statistics(setup.family)
         self.knowledge = KnowledgeNetwork(setup, params, self.space, self.supernet, given=given)
         self.networks = TwoNetworks(setup.family, self.space, self.knowledge, params, setup.settings, given=given)
-        self.networks.check_size()
         self.search = PersonalSearch(params, self.networks, pairs)
         self.kept: dict[int, list[Architecture]] = {}  # personal models of each device, largest first
         self.lost_models = 0  # how many devices have lost theirs

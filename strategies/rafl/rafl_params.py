@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from wildflower.strategies.params import Count, Params, Shares, kebab, to_scalar
+from wildflower.strategies.params import Numbers, Params, Shares, to_scalar
 
 
 class RaFLParams(Params):
@@ -22,14 +23,16 @@ class RaFLParams(Params):
         description="Shares of its channels that a layer of a personal model may keep; 0 removes layers that may go; "
         "once-for-all has none",
     )
-    min_blocks: Count = Field(
-        1, description="Blocks that stay of each stage of a ResNet in a personal model, where it is cut by shares"
-    )
     searcher: Literal["exact", "pool", "evolution"] = Field(
         "exact",
         description="How personal models are found: by the exact search for the most parameters, by a pool of random "
         "draws, or by evolution for the best predicted accuracy, where accuracies lie beside the initial weights, and "
         "else for the most multiplications",
+    )
+    macs: Numbers = Field(
+        (),
+        description="Multiplications for one example that a personal model may take, beside what memory and link "
+        'allow: one number for all devices, or two between which each has its own; "": no limit',
     )
     first: Literal["sent", "drawn"] = Field(
         "sent",
@@ -55,11 +58,21 @@ class RaFLParams(Params):
 
 def check_together(params: RaFLParams) -> None:
     """Raise ValueError if a setting is given that others say is not read."""
-    if params.space == "once-for-all":
-        for name in ("shares", "min_blocks"):
-            if getattr(params, name) != RaFLParams.model_fields[name].default:
-                raise ValueError(
-                    f"rafl.{kebab(name)} = {to_scalar(getattr(params, name))!r}: rafl.space = 'once-for-all' does "
-                    "not read it, because the family says which sub-networks there are: leave it out, or set "
-                    "rafl.space = 'shares'"
-                )
+    if params.space == "once-for-all" and params.shares != RaFLParams.model_fields["shares"].default:
+        raise ValueError(
+            f"rafl.shares = {to_scalar(params.shares)!r}: rafl.space = 'once-for-all' does not read it, because the "
+            "family says which sub-networks there are: leave it out, or set rafl.space = 'shares'"
+        )
+    if not params.macs:
+        return
+    low, high = params.macs[0], params.macs[-1]
+    if len(params.macs) > 2 or not 0 < low <= high < math.inf:
+        raise ValueError(
+            f"rafl.macs = {to_scalar(params.macs)!r}: must be one number above 0, or the least and the most, such as "
+            "'28e6, 66e6'"
+        )
+    if params.searcher != "evolution":
+        raise ValueError(
+            f"rafl.macs = {to_scalar(params.macs)!r}: rafl.searcher = {params.searcher!r} does not limit "
+            "multiplications: set rafl.searcher = 'evolution'"
+        )

@@ -243,21 +243,3 @@ class TwoNetworks:
         elif left.download_bytes is not None:
             left = replace(left, download_bytes=left.download_bytes - knowledge.download_bytes)
         return left
-
-    def check_size(self) -> None:
-        """Raise ValueError where the knowledge network is larger than a personal model that devices may get."""
-        smallest = self.personal_cost(self.space.smallest()).parameters
-        knowledge = self.knowledge_cost.parameters
-        if knowledge <= smallest:
-            return
-        if self.knowledge.own_family is None:
-            lower = "lower rafl.knowledge-width"
-        elif self.params.knowledge_width:
-            lower = "lower rafl.knowledge-width, give rafl.knowledge-family smaller arguments"
-        else:  # all of its own family
-            lower = "set rafl.knowledge-width below 1, or give rafl.knowledge-family smaller arguments"
-        out = "rafl.shares" if isinstance(self.space, Space) else "the family's options"
-        raise ValueError(
-            f"the knowledge network has {knowledge:,} parameters, and the smallest personal model that devices may "
-            f"get {smallest:,}: {lower}, or leave the smallest of {out} out"
-        )

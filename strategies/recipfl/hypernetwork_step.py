@@ -21,6 +21,7 @@ log = logging.getLogger("flwr")  # what Flower's own log is called
 # one device's gradient and Adam's two moments.
 STEPS_PER_UNIT = 2**30
 BYTES_PER_PARAMETER = 24
+CLIP_NORM = 50.0  # the largest norm of the hypernetwork's gradient, as in the published code
 MAX_GRADIENT = 2**10  # of one device in one coordinate: 2^13 such devices are still exact
 
 
@@ -30,10 +31,10 @@ class HypernetworkStep:
     by_weight: whether the sum is divided by the devices' weights, and so a mean.
     """
 
-    def __init__(self, hypernetwork: Hypernetwork, eta: float, clip_norm: float) -> None:
+    def __init__(self, hypernetwork: Hypernetwork, eta: float) -> None:
         self.parameters = dict(hypernetwork.named_parameters())
         self.adam = torch.optim.Adam(self.parameters.values(), lr=eta)
-        self.clip_norm, self.clipped_rounds = clip_norm, 0
+        self.clip_norm, self.clipped_rounds = CLIP_NORM, 0
         # Of the round that runs: the gradient so far, and the devices' weight in it.
         self.gradient: dict[str, Tensor] = {}
         self.weight = 0.0

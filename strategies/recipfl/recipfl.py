@@ -52,7 +52,6 @@ class RecipFLParams(ShapeParams):
     """RecipFL's settings; those of the hypernetwork are in `hypernetwork.ShapeParams`."""
 
     eta: PositiveRate = Field(1e-3, description="Learning rate of Adam on the hypernetwork (eta_s)")
-    clip_norm: PositiveRate = Field(50.0, description="Largest norm of the hypernetwork's gradient")
     transfer: Literal["teacher", "both"] = Field(
         "teacher",
         description="How strong devices train the smallest model too: from their larger one (teacher), or from labels "
@@ -103,7 +102,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setup.settings.seed)
             self.hypernetwork = self.made_hypernetwork()
-        self.step = HypernetworkStep(self.hypernetwork, params.eta, params.clip_norm)
+        self.step = HypernetworkStep(self.hypernetwork, params.eta)
         self.current: dict[Owner, Current] = {}
         self.initial: dict[Owner, Current] = {}  # of devices that were written for before their first upload
         self.class_counts: dict[int, list[int]] = {}

@@ -45,13 +45,14 @@ class Decoder(nn.Module):
     """The MLP of one operator: (nodes, reads) -> (nodes, *tile), the tile being as large as all of `parts` together.
 
     Where none of them is as large, as with weights of 32 x 384 and 384 x 32, the MLP makes only the entries that one of
-    them has; the others are 0. The first `quarters` values that are read vary by about a quarter, the others by about
-    1.
+    them has; the others are 0. The first `states` values that are read vary by about 1 / `wanted`, the others by 1.
     """
 
     made: Tensor
 
-    def __init__(self, reads: int, hidden: int, parts: Collection[tuple[int, ...]], quarters: int = 0) -> None:
+    def __init__(
+        self, reads: int, hidden: int, parts: Collection[tuple[int, ...]], states: int = 0, wanted: float = 1
+    ) -> None:
         super().__init__()
         self.tile = tuple(max(sizes) for sizes in zip(*parts, strict=True))
         self.whole = self.tile in parts
@@ -66,7 +67,7 @@ class Decoder(nn.Module):
         first, last = nn.Linear(reads, hidden), nn.Linear(hidden, entries)
         # So that what comes out varies by about 1 whatever the size of the tile, as `normalized` wants it.
         nn.init.kaiming_normal_(first.weight, nonlinearity="relu")
-        first.weight.detach()[:, :quarters].mul_(4)
+        first.weight.detach()[:, :states].mul_(wanted)
         nn.init.kaiming_normal_(last.weight, nonlinearity="linear")
         nn.init.zeros_(first.bias)
         nn.init.zeros_(last.bias)

@@ -169,7 +169,7 @@ def test_compare_says_what_it_leaves_out_because_it_is_broken(tmp_path):
     shown = invoke("compare", tmp_path / "good", tmp_path / "bad")
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert "Left out" in shown.stdout
-    assert "is not JSON" in shown.stdout
+    assert "it is not JSON" in shown.stdout
     assert invoke("compare", tmp_path / "bad").exit_code == 1
 
 

@@ -30,6 +30,7 @@ from wildflower.cli.export import (
     read_program,
 )
 from wildflower.cli.predict import predict
+from wildflower.launch.python import load
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.weights import with_weights
@@ -318,6 +319,24 @@ def test_a_module_that_lay_beside_the_experiment_is_exported_as_it_was(run_of_an
     program, _ = read_program(paths[0])  # the facts of which the second export left alone
     assert (program(inputs) - right).abs().max() <= 1e-5
     assert "own_export" not in sys.modules
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("file_format", HERE)
+def test_a_module_that_was_cut_by_itself_is_exported_and_comes_as_its_own_class(file_format, tmp_path):
+    keys = {"family": "own_traced:Residual", "strategy": "heterofl", "rounds": 1, "evaluate_every": 1}
+    run_dir = run(simulated_grid(), small_config(tmp_path, **keys))
+    path = export(run_dir, file_format=file_format, tier="half", out=tmp_path / f"model.{file_format}")
+    program, _ = read_program(path)
+    own = load(run_dir).model("half")
+    assert type(own).__name__ == "Residual"
+    _, info = load_model(run_dir, tier="half")
+    inputs = torch.randint(0, 17, (5, 1, 8, 8), dtype=torch.uint8)
+    with torch.no_grad():
+        right = own(info.prepare(inputs))
+    assert (program(inputs) - right).abs().max() <= 1e-5
+    exported = torch.export.export(own, (info.prepare(inputs),)).module()
+    assert torch.allclose(exported(info.prepare(inputs)), right, atol=1e-5)
 
 
 def test_a_module_that_cannot_be_traced_is_told_in_one_line(run_of_an_own_module, tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def test_the_page_is_typed_as_written(tmp_path, monkeypatch, capsys):
     assert record.score is not None
     assert record.devices_replied == 6
     assert record.distinct_architectures > 1
-    assert read_config(run_dir)["config"]["fleet"].endswith("questions-fleet.toml")
+    assert read_config(run_dir).config["fleet"].endswith("questions-fleet.toml")
     shown = CliRunner().invoke(app, ["plan", "questions.toml"], env={"COLUMNS": "100"})
     assert shown.exit_code == 0, shown.output
     words = "--tier weak --out questions.pt2"

@@ -357,10 +357,10 @@ def run_what_is_ones_own(engine, tmp_path):
     assert [r.metrics for r in rounds] == [{"share": 0.75}] * 2
     assert read_summary(tmp_path / "one").status == "finished"
     content = read_config(tmp_path / "one")
-    assert list(content["plugins-sha256"]) == ["mine_all"]
-    assert content["config"]["mine-all.share"] == 0.75
+    assert list(content.plugins) == ["mine_all"]
+    assert content.config["mine-all.share"] == 0.75
     assert "A share" in (tmp_path / "one" / "report.html").read_text()
-    assert json.loads((tmp_path / "one" / "config.json").read_text()) == content
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["config"] == content.config
     assert RunConfig().strategy == "heterofl"
 
 

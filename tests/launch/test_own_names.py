@@ -153,7 +153,7 @@ def test_as_plug_ins(repository, installed):
     done = run_python("-m", "wildflower", "run", str(experiment), folder=repository, environment=installed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(r.strategy, r.task) for r in read_rounds(repository / "one")] == [("mine", "tasks:TASK")]
-    assert list(read_config(repository / "one")["plugins-sha256"]) == [
+    assert list(read_config(repository / "one").plugins) == [
         "messages",
         "models",
         "strategies",

@@ -75,7 +75,7 @@ def test_every_value_is_run_with_one_seed_before_the_next_and_laid_side_by_side(
     asked = [(call["strategy"], call["seed"], call["batch-size"]) for call in runs.asked]
     assert asked == [(s, seed, "7") for seed in ("1", "2") for s in ("heterofl", "fedrolex")]
     run_dir = folder / "out" / "strategy=fedrolex,seed=2"
-    assert read_config(run_dir)["config"]["strategy"] == "fedrolex"
+    assert read_config(run_dir).config["strategy"] == "fedrolex"
     assert f"4/4 {run_dir.name}: delivered accuracy 60 %, whole model 70 % in" in done.output
     # Two rows of two seeds each, which deliver 50 % and 60 %; the whole models have 60 % and 70 %.
     assert len(re.findall(r"1-2 .* 55\.0 ± 7\.1 .* 65\.0 ± 7\.1 ", done.output)) == 2
@@ -107,10 +107,10 @@ def test_rows_are_named_settings_with_all_or_some_of_the_seeds(folder, runs):
     assert done.exit_code == 0, done.output
     names = ["rate-0.1,seed=1", "also-fedrolex,seed=1", "rate-0.1,seed=2", "fedrolex,seed=2", "also-fedrolex,seed=2"]
     assert [call["run-name"] for call in runs.asked] == names
-    config = read_config(folder / "out" / "rate-0.1,seed=2")["config"]
+    config = read_config(folder / "out" / "rate-0.1,seed=2").config
     own = {"strategy": "fedavg", "learning-rate": 0.1, "fedavg.use": "all-small", "widths": "1, 0.5"}
     assert config.items() >= (own | {"seed": 2, "batch-size": 7}).items()
-    assert read_config(folder / "out" / "also-fedrolex,seed=1")["config"]["wildflower.levels"] == 3
+    assert read_config(folder / "out" / "also-fedrolex,seed=1").config["wildflower.levels"] == 3
 
 
 def test_rows_keep_their_names_in_the_table(folder, runs):

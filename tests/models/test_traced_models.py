@@ -18,6 +18,7 @@ from wildflower.models.levels import Levels
 from wildflower.models.placement import chosen, leading, rolling
 from wildflower.models.trace import follow
 from wildflower.models.traced.family import Traced, _recorded
+from wildflower.models.traced.own_module import own_module
 from wildflower.models.weights import with_weights
 
 IMAGES = ("Dense", "Residual", "Separable", "Dense2", "Patches")
@@ -228,3 +229,41 @@ def test_what_cannot_be_cut_is_said_with_what_to_do(name, words):
 def test_another_number_of_classes_is_refused():
     with pytest.raises(ValueError, match="answers with 7 numbers per example, and the task has 10 classes"):
         make_family({"name": "own_traced:WrongClasses", "input_shape": [1, 8, 8], "classes": 10})
+
+
+@pytest.mark.parametrize(
+    ("name", "as_own"),
+    # Of a vision transformer the width of the stream and that of all heads are one attribute, and two sizes.
+    [("Dense", True), ("Residual", True), ("Separable", True), ("Dense2", True), ("Patches", False), ("Words", True)],
+)
+def test_a_cut_comes_as_the_users_own_class_where_that_answers_alike(name, as_own):
+    family = family_of(name, scaler=True)
+    arch = Architecture(tuple(1 + 3 * full // 4 for full in family.groups.values()))
+    network = with_weights(family, arch, family.place(arch).gather(lively(family))).eval()
+    found = own_module(family, arch, network)
+    assert (found is not None) == as_own
+    if found is None:
+        return
+    assert type(found) is getattr(own_traced, name)
+    assert not found.training
+    inputs = batch(name)
+    with torch.no_grad():
+        assert torch.allclose(found(inputs), network(inputs), atol=1e-5, rtol=1e-5)
+    found.train()(inputs).sum().backward()
+    assert all(parameter.grad is not None for parameter in found.parameters())
+
+
+def test_attributes_of_a_cut_module_are_its_sizes():
+    family = family_of("Residual")
+    arch = family.width(0.5)
+    network = with_weights(family, arch, family.place(arch).gather(lively(family))).eval()
+    found = own_module(family, arch, network)
+    assert repr(found.layer2[0].conv1) == "Conv2d(4, 6, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), bias=False)"
+    assert (found.bn1.num_features, found.fc.in_features) == (4, 6)
+
+
+def test_a_cut_whose_class_is_gone_stays_a_graph():
+    family = replace(family_of("Dense"), function="gone:Dense")
+    arch = family.width(0.5)
+    network = with_weights(family, arch, family.place(arch).gather(lively(family_of("Dense")))).eval()
+    assert own_module(family, arch, network) is None

@@ -240,7 +240,7 @@ def test_a_run_goes_on_over_the_same_data(tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, **arrays_of(tmp_path / "data")))
     recorded = read_config(run_dir)
     sizes = {"training-examples": 40, "test-examples": 40, "classes": 3, "input-shape": "1x8x8"}
-    assert recorded["data"] == sizes | {"sha256": recorded["data"]["sha256"]}
+    assert recorded.data == sizes | {"sha256": recorded.data["sha256"]}
     again = arrays_of(tmp_path / "data")  # written anew, at another time
     run(simulated_grid(), small_config(tmp_path, rounds=2, resume=True, **again))
     assert len(read_rounds(run_dir)) == 2

@@ -336,14 +336,14 @@ def test_runs_keep_what_a_fleet_of_widths_gives_their_methods(tmp_path):
     for strategy in ("heterofl", "fjord"):
         changes = {"run_name": strategy, "strategy": strategy, "rounds": 1, "family": "cnn3", "evaluate_every": 1}
         runs.append(run(simulated_grid(), small_config(tmp_path, **changes)))
-    first, second = (read_config(run_dir)["budgets"] for run_dir in runs)
+    first, second = (read_config(run_dir).budgets for run_dir in runs)
     assert first.keys() == second.keys() == {"whole", "half", "quarter"}
-    assert first["whole"]["payload_bytes"] == second["whole"]["payload_bytes"] > 0
-    assert second["whole"]["memory_bytes"] > 1.5 * first["whole"]["memory_bytes"]
+    assert first["whole"].payload_bytes == second["whole"].payload_bytes > 0
+    assert second["whole"].memory_bytes > 1.5 * first["whole"].memory_bytes
     line = next(line for line in read_devices(runs[1]) if line.tier == "whole")
-    assert line.budget.memory_bytes == second["whole"]["memory_bytes"]
+    assert line.budget.memory_bytes == second["whole"].memory_bytes
     [told] = compare(runs).advice
-    figures = (f"{of['whole']['memory_bytes']:,} bytes" for of in (first, second))
+    figures = (f"{of['whole'].memory_bytes:,} bytes" for of in (first, second))
     assert re.search(".* of whole .*{}.* under heterofl and .*{}.* under fjord, so that none".format(*figures), told)
 
 
@@ -395,7 +395,7 @@ def test_of_other_fleets_none_is_recommended(tmp_path):
     """The fleet files of such runs differ by their hash, whatever they are called."""
     [one] = seeds_of(tmp_path, "heterofl", [0.7], fleet="demo")
     [other] = seeds_of(tmp_path, "fedrolex", [0.6], fleet="demo")
-    of_another = read_config(other) | {"fleet-sha256": "1" * 64}
+    of_another = json.loads((other / "config.json").read_text()) | {"fleet-sha256": "1" * 64}
     (other / "config.json").write_text(json.dumps(of_another))
     assert compare([one, other]).advice == [differ("what the fleet's files hold")]
     of_another["config"]["fleet"] = "boards.toml"
@@ -515,33 +515,33 @@ def test_hooks_make_no_other_experiment_and_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "why"),
     [
-        ("config.json", '{"config"', r"config\.json is not JSON"),
+        ("config.json", '{"config"', r"config\.json: it is not JSON"),
         (
             "config.json",
             '{"config": 3, "versions": {}, "seed": 1, "fleet-sha256": ""}',
-            r"config = 3 is not what a run",
+            r"config = 3: must be a table of keys and values",
         ),
         (
             "config.json",
             '{"config": {}, "versions": {}, "seed": 1, "fleet-sha256": ""}',
-            r"config\.strategy = None is not what a run",
+            r"config = {}: must name the run's strategy",
         ),
         (
             "config.json",
             '{"config": {"strategy": "fedavg"}, "versions": {}, "seed": 1, "fleet-sha256": "", "data": 3}',
-            r"data = 3 is not what a run",
+            r"data = 3: must be a table of keys and values",
         ),
         (
             "config.json",
             '{"config": {"strategy": "fedavg"}, "versions": {}, "seed": 1, "fleet-sha256": "", '
             '"plugins-sha256": {"mine": 1}}',
-            r"plugins-sha256\.mine = 1 is not what a run",
+            r"plugins-sha256\.mine = 1: must be a text",
         ),
         (
             "config.json",
             '{"config": {"strategy": "fedavg"}, "versions": {}, "seed": 1, "fleet-sha256": "", '
             '"budgets": {"small": {"memory_bytes": "1 MB", "payload_bytes": null}}}',
-            r"budgets\.small = .* is not what a run",
+            r"budgets\.small\.memory_bytes = .* must be a whole number",
         ),
         ("rounds.jsonl", '{"round": 1}\n', r"rounds\.jsonl, line 1: the key 'strategy' is missing \(and \d+ more\)$"),
         ("summary.json", "{}", r"summary\.json: the key 'status' is missing \(and"),

@@ -613,7 +613,7 @@ def distilling():
         {"widths": 1},
         {"widths": 0.5, "schedule.decay-rounds": 7},
         {"strategy": "federated-dropout", "statistics.devices": 3, "statistics.examples": 0},
-        {"strategy": "fedavg", "distillation.steps": 0, "distillation.batch-size": 64},
+        {"strategy": "fedavg", "distillation.steps": -1, "distillation.batch-size": 64},
         *({"strategy": name, "distillation.steps": 10} for name in distilling()),
     ],
     ids=str,

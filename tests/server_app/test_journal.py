@@ -94,7 +94,7 @@ def test_resume_drops_what_is_beyond_the_checkpoint_and_a_torn_line(tmp_path):
         (2, 2),
         (3, 5),
     ]
-    assert read_config(tmp_path)["config"]["rounds"] == 5
+    assert read_config(tmp_path).config["rounds"] == 5
 
 
 @pytest.mark.parametrize(

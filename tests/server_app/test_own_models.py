@@ -157,7 +157,7 @@ def test_levels_of_a_function_train_together(beside, tmp_path, strategy):
     assert after(run_dir).keys() >= before.keys()
     assert not torch.equal(after(run_dir)["stem.1.weight"], before["stem.1.weight"])
     if strategy == "heterofl":
-        assert list(read_config(run_dir)["plugins-sha256"]) == ["own_networks"]
+        assert list(read_config(run_dir).plugins) == ["own_networks"]
         assert set(read_rounds(run_dir)[-1].score_by_tier) <= {"whole", "half", "quarter"}
 
 
@@ -298,7 +298,7 @@ def test_a_folder_of_weights_says_the_model_too(beside, tmp_path, folder, caplog
     assert "drawn at random: classifier.out_proj.weight, classifier.out_proj.bias" in caplog.text
     assert "left over in the file: encoder.layer.2" in caplog.text
     run_dir = run(simulated_grid(), config)
-    assert read_config(run_dir)["initial-weights-sha256"] == digest_of(folder / "model.safetensors")
+    assert read_config(run_dir).initial == digest_of(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="has no weights: neither"):
         build(config)

@@ -240,6 +240,20 @@ def test_a_family_and_a_task_from_outside_are_made_by_nodes_too(beside, tmp_path
     assert {json.loads(text)["family"]["name"] for text in sent} == {f"{name}:Narrow"}
 
 
+def test_a_package_is_kept_without_the_runs_that_lie_in_it(beside, tmp_path):
+    package = beside.folder / "plug_in_with_runs"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (beside.folder / f"{beside.module(FAMILY, TASK, name='own')}.py").rename(package / "own.py")
+    text = (package / "own.py").read_text()
+    (package / "own.py").write_text(text.replace('"own:Narrow"', '"plug_in_with_runs.own:Narrow"'))
+    folders = {"output-dir": str(package / "runs")}
+    config = small_config(tmp_path, task="plug_in_with_runs.own:TASK", family="", rounds=1, **folders)
+    run_dir = run(simulated_grid(), config)
+    kept = run_dir / "modules" / "plug_in_with_runs"
+    assert {file.name for file in kept.iterdir()} == {"__init__.py", "own.py"}
+
+
 def test_a_family_from_outside_is_a_value_and_takes_arguments(beside, tmp_path):
     name = beside.module(FAMILY)
     family = make_family({"name": f"{name}:Narrow", "input_shape": [1, 8, 8], "hidden": 5})
@@ -363,7 +377,7 @@ def test_a_run_with_a_method_from_outside_resumes_with_the_same_bits_and_notices
     config = small_config(tmp_path / "parted", **keys, rounds=3, resume=True)
     run_dir = run(simulated_grid(), config)
     assert same_bits(checkpoint.load(run_dir).state.tensors, whole)
-    assert list(read_config(run_dir)["plugins-sha256"]) == [name]
+    assert list(read_config(run_dir).plugins) == [name]
     file = beside.folder / f"{name}.py"
     file.write_text(file.read_text() + "\n# another word\n")
     with pytest.raises(JournalError, match=f"{name} from outside the project is not as when the run began"):
@@ -373,7 +387,8 @@ def test_a_run_with_a_method_from_outside_resumes_with_the_same_bits_and_notices
 
 def test_a_run_without_anything_from_outside_has_no_hashes_of_it(tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1))
-    assert "plugins-sha256" not in read_config(run_dir)
+    assert read_config(run_dir).plugins == {}
+    assert "plugins" not in (run_dir / "config.json").read_text()
 
 
 @by_method()

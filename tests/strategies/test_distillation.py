@@ -11,7 +11,8 @@ from wildflower.models.cnn import Cnn3
 from wildflower.models.layers import Block, Channels, Linear
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
-from wildflower.strategies.distillation import Distillation, Noise, distill, mutual_information_nats
+from wildflower.strategies.distillation import Distillation, distill, mutual_information_nats
+from wildflower.strategies.noise import Noise
 from wildflower.strategies.submodel import initial_weights
 
 
@@ -87,13 +88,66 @@ def test_one_step_of_adam_by_hand():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5)
 
 
-def test_coordinates_that_no_student_has_keep_their_value():
+@pytest.mark.parametrize("reading", ["frozen-teacher", "live-teacher"])
+def test_one_adam_on_the_global_weights_by_hand(reading):
+    """y = V x, W x being whole; students have hidden unit 1 or both. Adam (betas 0.9, 0.999) by its printed equations.
+
+    The gradient of a step is the mean over the students of that of KL(p || q_i) by the coordinates that i has; that of
+    a student is q_i - p, the target p being that of the weights as they came in, or as they are.
+    """
+    family = TwoFeatures()
+    weights = {
+        "body.first.weight": torch.tensor([[1.0, -0.5], [0.25, 2.0]]),
+        "body.first.bias": torch.tensor([0.1, -0.2]),
+        "body.second.weight": torch.tensor([[0.5, 1.0], [-1.0, 0.5]]),
+        "body.second.bias": torch.tensor([0.3, 0.0]),
+    }
+    one = family.architecture({"hidden": 1})
+    settings = Distillation(steps=3, batch_size=4, learning_rate=0.05, reading=reading)
+    result, _, _ = distill(family, weights, whole(family), students(family, one, one, family.full()), settings, seed=3)
+
+    w = {name: value.clone().double() for name, value in weights.items()}
+    came, first, second = dict(w), dict.fromkeys(w, 0.0), dict.fromkeys(w, 0.0)
+    generator = torch.Generator().manual_seed(3)
+    for step in (1, 2, 3):
+        gradients = {name: torch.zeros_like(value) for name, value in w.items()}
+        teacher = came if reading == "frozen-teacher" else dict(w)
+        for kept in (1, 1, 2):
+            if kept == 2 and all(torch.equal(teacher[name], w[name]) for name in w):
+                continue  # it says what the teacher says
+            x = torch.randn(4, 2, generator=generator).double()
+            hidden = x @ teacher["body.first.weight"].T + teacher["body.first.bias"]
+            p = (hidden @ teacher["body.second.weight"].T + teacher["body.second.bias"]).softmax(1)
+            hidden = (x @ w["body.first.weight"].T + w["body.first.bias"])[:, :kept]
+            q = (hidden @ w["body.second.weight"][:, :kept].T + w["body.second.bias"]).softmax(1)
+            by_logits = (q - p) / 4 / 3
+            by_hidden = by_logits @ w["body.second.weight"][:, :kept]
+            gradients["body.first.weight"][:kept] += by_hidden.T @ x
+            gradients["body.first.bias"][:kept] += by_hidden.sum(0)
+            gradients["body.second.weight"][:, :kept] += by_logits.T @ hidden
+            gradients["body.second.bias"] += by_logits.sum(0)
+        for name, gradient in gradients.items():
+            first[name] = 0.9 * first[name] + 0.1 * gradient
+            second[name] = 0.999 * second[name] + 0.001 * gradient**2
+            unbiased = (second[name] / (1 - 0.999**step)).sqrt()
+            w[name] = w[name] - 0.05 * first[name] / (1 - 0.9**step) / (unbiased + 1e-8)
+    for name, value in result.items():
+        torch.testing.assert_close(value.double(), w[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("reading", ["students", "frozen-teacher", "live-teacher"])
+def test_coordinates_that_no_student_has_keep_their_value(reading):
     family = Cnn3(input_shape=(1, 8, 8), norm="static", scaler=True)
     weights = initial_weights(family, 1)
     before = {name: value.clone() for name, value in weights.items()}
     quarter = family.width(0.25)
     result, steps_per_second, _ = distill(
-        family, weights, whole(family), students(family, quarter), Distillation(steps=2, batch_size=8), seed=1
+        family,
+        weights,
+        whole(family),
+        students(family, quarter),
+        Distillation(steps=2, batch_size=8, reading=reading),
+        seed=1,
     )
     assert steps_per_second > 0
     assert all(torch.equal(weights[name], before[name]) for name in weights)
@@ -135,12 +189,18 @@ def test_students_come_nearer_to_the_teacher(family):
     assert (p * (p / q).log()).sum(1).mean().item() < 0.7 * kl(family, weights, half, inputs)
 
 
-def test_running_statistics_stay_as_they_are():
+@pytest.mark.parametrize("reading", ["students", "live-teacher"])
+def test_running_statistics_stay_as_they_are(reading):
     family = Cnn3(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     weights |= {name: value + 0.5 for name, value in weights.items() if name.endswith(("running_mean", "running_var"))}
     result, *_ = distill(
-        family, weights, whole(family), students(family, family.width(0.5)), Distillation(steps=2, batch_size=8), seed=1
+        family,
+        weights,
+        whole(family),
+        students(family, family.width(0.5)),
+        Distillation(steps=2, batch_size=8, reading=reading),
+        seed=1,
     )
     for name in weights:
         if name.endswith(("running_mean", "running_var")):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.inclusivefl.inclusivefl_controls import SharesAll, check_heads_alike
+from benchmarks.inclusivefl.inclusivefl_controls import RatesByType, SharesAll, check_heads_alike
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
@@ -312,14 +312,9 @@ def test_a_device_trains_its_own_head_and_keeps_it():
     assert answer.tensor_sets["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
 
 
-def test_types_may_have_rates_of_their_own():
-    method = inclusive(rates=(2.5, 1.5, 1.0))
-    rates = [method.client_step(Order(0, architecture)).rate for architecture in method.candidates]
-    assert rates == [1.0, 1.5, 2.5]  # largest first
-    assert {inclusive().client_step(Order(0, a)).rate for a in method.candidates} == {1.0}
-    for wrong in ((1.0, 2.0), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0), (1.0, 1.0, float("inf"))):
-        with pytest.raises(ValueError, match="a number above 0 for each of the 3 types of models, smallest first"):
-            inclusive(rates=wrong)
+def test_the_smallest_type_may_have_a_rate_of_its_own():
+    method = inclusive(kind=RatesByType)
+    assert [method.client_step(Order(0, a)).rate for a in method.candidates] == [1.0, 1.0, 2.5]  # largest first
 
 
 def test_rounds_with_heads_of_the_devices_own(tmp_path):

@@ -27,6 +27,7 @@ SEARCH = {
     "model-search.searcher": "exact",
     "model-search.masked-loss": True,
     "model-search.norm": "static",
+    "distillation.steps": 0,
     "family": "resnet18",
 }
 SMALL_RESNET = {"family-arguments": "first_channels = 4"}
@@ -295,6 +296,18 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
     [second] = engine.run_round(grid, 2, scorer).devices
     assert reported[0] == high  # what the second budget was made of
     assert second["predicted_memory_bytes"] <= second["budget"]["memory_bytes"] <= low
+
+
+def test_the_whole_method_is_the_default(tmp_path, caplog):
+    """Line 27 of the paper's algorithm: 100 steps of 64 inputs for as many sub-models as a round has devices."""
+    keys = {name: value for name, value in SEARCH.items() if name != "distillation.steps"} | SMALL_RESNET
+    with caplog.at_level("INFO", "flwr"):
+        strategy = started(small_config(tmp_path, **keys))[0].method
+        strategy.start()
+    assert (strategy.distillation.steps, strategy.distillation.batch_size) == (100, 64)
+    assert "4 sub-models, 100 steps of 64 inputs for each, at most " in caplog.text
+    other = started(small_config(tmp_path, strategy="heterofl"))[0].method
+    assert other.distillation.steps == 0
 
 
 @pytest.mark.parametrize("masked", [True, False])

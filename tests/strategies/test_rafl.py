@@ -191,15 +191,19 @@ def test_nothing_is_frozen():
 
 
 def test_it_may_be_of_a_family_of_its_own():
-    params = RaFLParams(shares=(0.5, 1.0), knowledge_family="lenet5, conv_channels = [2, 2]")
-    with pytest.raises(ValueError, match=r"the knowledge network has .* parameters, and the smallest"):
-        rafl(params)  # its hidden layers are whole
-    small = params.model_copy(update={"knowledge_family": "lenet5, conv_channels = [2, 2], hidden = [8]"})
-    method = rafl(small)
+    method = rafl(RaFLParams(shares=(0.5, 1.0), knowledge_family="lenet5, conv_channels = [2, 2], hidden = [8]"))
     assert method.knowledge.family.groups == {"conv1": 2, "conv2": 2, "fc1": 8}
     local = method.client_step(Order(0, FAMILY.full()))
     names = [entry.name for entry in local.returned(FAMILY, FAMILY.full())["weights"].layout.entries]
     assert names == list(method.knowledge.weights)
+
+
+def test_it_may_be_larger_than_personal_models_where_both_fit():
+    """Shares of a quarter and a half of LeNet-5 beside a whole one: what that needs is left to neither."""
+    method = rafl(RaFLParams(shares=(0.25, 0.5), knowledge_family="lenet5"))
+    whole, quarter = (plain(FAMILY.width(share)).peak_training_memory_bytes for share in (1.0, 0.25))
+    assert method.assign(0, budget(whole + quarter)) == FAMILY.width(0.25)
+    assert method.assign(0, budget(whole + quarter - 1)) is None
 
 
 def test_its_own_family_need_not_have_a_kind_of_norm():
@@ -211,15 +215,6 @@ def test_its_own_family_need_not_have_a_kind_of_norm():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"knowledge_width": 0.5}, "lower rafl.knowledge-width, or leave"),
-        (
-            {"knowledge_family": "lenet5"},
-            "set rafl.knowledge-width below 1, or give rafl.knowledge-family smaller arguments, or leave",
-        ),
-        (
-            {"knowledge_family": "lenet5", "knowledge_width": 0.9},
-            "lower rafl.knowledge-width, give rafl.knowledge-family smaller arguments, or leave",
-        ),
         *(
             (
                 {"knowledge_family": f"lenet5, {given}, hidden = [8]"},
@@ -669,19 +664,38 @@ def test_a_predictor_that_is_no_better_than_chance_is_warned_of(tmp_path, caplog
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize(("key", "value"), [("rafl.shares", "0.5, 1"), ("rafl.min-blocks", 2)])
-def test_keys_of_the_space_of_shares_are_refused_in_a_once_for_all_space(key, value, tmp_path):
-    keys = {"strategy": "rafl", "family": "mobilenet-v3", "family-arguments": "", key: value}
+def test_shares_are_refused_in_a_once_for_all_space(tmp_path):
+    keys = {"strategy": "rafl", "family": "mobilenet-v3", "family-arguments": "", "rafl.shares": "0.5, 1"}
     small_config(tmp_path, **keys)
-    with pytest.raises(
-        ValueError, match=f"{key} = '?{value}'?: rafl.space = 'once-for-all' does not read it, .*: leave"
-    ):
+    with pytest.raises(ValueError, match=r"rafl.shares = '0.5, 1': rafl.space = 'once-for-all' does not read it"):
         small_config(tmp_path, **keys | {"rafl.space": "once-for-all"})
 
 
 def test_a_family_without_a_space_of_its_own_is_refused():
     with pytest.raises(ValueError, match=r"lenet5 has no space of its own: use one of mobilenet-v2, mobilenet-v3, ofa"):
         rafl(ONCE_FOR_ALL)
+
+
+def test_multiplications_may_be_limited_for_each_device():
+    """Between 60 and 80 % of the whole model's: each device has a limit of its own, which its model nearly uses up."""
+    most = FAMILY.inference_macs(FAMILY.full())
+    limits = (0.6 * most, 0.8 * most)
+    params = SHARES.model_copy(update={"searcher": "evolution", "macs": limits})
+    method = rafl(params)
+    found = [method.assign(device, budget(10**9)) for device in range(4)]
+    macs = [FAMILY.inference_macs(architecture) for architecture in found]
+    own = [method.search.max_macs(device) for device in range(4)]
+    assert len(set(own)) == 4
+    assert all(0.8 * limit < has <= limit for has, limit in zip(macs, own, strict=True))
+    assert all(limits[0] <= limit <= limits[1] for limit in own)
+    assert rafl(params.model_copy(update={"macs": (1.0,)})).assign(0, budget(10**9)) is None
+    for wrong, said in (
+        ({"macs": (3.0, 2.0)}, "the least and the most"),
+        ({"macs": (1.0, 2.0, 3.0)}, "must be one number"),
+        ({"macs": (5e6,), "searcher": "exact"}, "does not limit multiplications"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            RaFL.check(params.model_copy(update=wrong), both_models=False)
 
 
 def test_evolution_searches_shares_too():

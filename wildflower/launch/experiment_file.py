@@ -116,7 +116,7 @@ def of_run(run_dir: Path, overrides: Sequence[str]) -> "RunConfig":
     from wildflower.server_app.config import ConfigError, RunConfig, defaults
     from wildflower.server_app.run_folder import read_config
 
-    written = read_config(run_dir)["config"]
+    written = read_config(run_dir).config
     usual = defaults(written["strategy"])
     try:
         return RunConfig.from_run_config(written | _from_command(overrides, usual))

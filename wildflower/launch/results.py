@@ -66,7 +66,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Every key of the run and its value."""
-        return dict(read_config(self.folder)["config"])
+        return dict(read_config(self.folder).config)
 
     @property
     def experiment(self) -> str:
@@ -116,8 +116,8 @@ class Run:
     def model(self, tier: str | None = None, which: Which = "best") -> nn.Module:
         """Return a trained model, in evaluation mode, which reads normalized inputs (`predict` normalizes them).
 
-        A module that was cut by itself comes out as its graph, with the module's names of tensors. Where it is whole,
-        `YourClass(...).load_state_dict(run.model().state_dict())` makes it yours again.
+        A module that was cut by itself is of your class, with smaller layers. Where that would answer otherwise than
+        what was scored, it comes out as its graph, with the module's names of tensors.
 
         Args:
             tier: whose model; None is the global one.
@@ -125,11 +125,10 @@ class Run:
 
         Raises ModelError where the run has none.
         """
-        from wildflower.models.any_network import AnyNetwork
-        from wildflower.server_app.models import load_model
+        from wildflower.server_app.models import as_own_class, load_model, modules_of
 
-        network, _ = load_model(self.folder, which, tier)
-        return network.module if isinstance(network, AnyNetwork) else network
+        with modules_of(self.folder):
+            return as_own_class(*load_model(self.folder, which, tier))
 
     def predict(self, inputs: object, tier: str | None = None, which: Which = "best") -> np.ndarray:
         """Return what a trained model says of inputs as they were given to the run, one answer for each.

@@ -386,7 +386,7 @@ def _finished(run: Planned) -> bool:
     summary = read_summary(run.run_dir) if is_run(run.run_dir) else None
     if summary is None or summary.status != "finished":
         return False
-    return bool(read_config(run.run_dir)["config"].get("rounds", 0) >= run.rounds)
+    return bool(read_config(run.run_dir).config.get("rounds", 0) >= run.rounds)
 
 
 def _start(experiment: Path, run: Planned, logs: Path, hooks: Sequence["RoundHook"]) -> Running:

@@ -12,8 +12,9 @@ import importlib.util
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -155,8 +156,13 @@ def keep(names: Iterable[str], folder: Path) -> None:
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
         else:  # whole: what does not travel may be read from the folder all the same
-            without = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(path, folder / path.name, ignore=without, dirs_exist_ok=True)
+            shutil.copytree(path, folder / path.name, ignore=_not_copied(folder), dirs_exist_ok=True)
+
+
+def _not_copied(into: Path) -> Callable[[str, list[str]], list[str]]:
+    """Name what `keep` leaves out of a package: compiled modules, and the runs that lie inside of it."""
+    runs = [into.resolve(), *into.resolve().parents]
+    return lambda at, names: [n for n in names if n == "__pycache__" or (Path(at) / n).resolve() in runs]
 
 
 def check_kept(folder: Path, expected: Mapping[str, str]) -> None:
@@ -246,15 +252,21 @@ def _left_out(file: Path) -> bool:
 
 def _imports(path: Path) -> set[str]:
     """The top-level modules that a file, or the files of a package, import."""
+    files = [path] if path.is_file() else path.rglob("*.py")
+    return {name for file in files for name in _imports_of(file, file.stat().st_mtime_ns)}
+
+
+@lru_cache(maxsize=4096)
+def _imports_of(file: Path, changed_ns: int) -> frozenset[str]:
+    """The top-level modules that a file imports, as it was when it was changed last: a large package takes seconds."""
     found: set[str] = set()
-    for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):
-            continue  # importing it says so
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                found.add(node.module.partition(".")[0])
-    return found
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return frozenset()  # importing it says so
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module.partition(".")[0])
+    return frozenset(found)

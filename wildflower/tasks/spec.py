@@ -28,15 +28,12 @@ from wildflower.tasks import (
     hub,
     idx,
     images,
-    nero,
     npz,
-    sentiment,
     shakespeare,
     stl10,
     svhn,
     tables,
     texts,
-    trec,
     unimib,
 )
 from wildflower.tasks.arguments import TaskArguments, read_arguments
@@ -95,9 +92,6 @@ TASKS: dict[str, Kind] = {
     "hapt": Kind(hapt.load, "cnn3", in_time=True, fixed=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
     "text": Kind(texts.load, "encoder", metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own),
-    "sentiment": Kind(sentiment.load, "encoder", arguments=sentiment.SentimentArguments),
-    "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments, fixed=True),
-    "nero": Kind(nero.load, "encoder", arguments=nero.NeroArguments),
     **{
         f"glue-{name}": Kind(
             partial(glue.load, name), "encoder", metric=partial(glue.metric, name), arguments=glue.GlueArguments

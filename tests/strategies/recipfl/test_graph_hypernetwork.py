@@ -89,7 +89,7 @@ def test_a_sweep_by_levels_is_a_sweep_node_by_node(shape):
     else:
         states = list(torch.cat([states, read], dim=1))
     far = graph.distances(50)
-    for turned in (False, True):
+    for turned in (False, True) * shape.propagation_steps:
         edges = {(b, a) if turned else (a, b) for a, b in graph.edges}
         pairs = {((b, a) if turned else (a, b)): steps for (a, b), steps in far.items()}
         for node in sorted(range(len(graph.nodes)), reverse=turned):
@@ -116,6 +116,8 @@ def test_every_node_goes_through_the_gated_unit_by_hand():
     network.norm = torch.nn.Identity()
     states = network._nodes([request(GRAPHS[0])])
     assert torch.equal(states, torch.full_like(states, 0.25))
+    network.shape = small(hypernetwork="published", propagation_steps=3)
+    assert torch.equal(network._nodes([request(GRAPHS[0])]), torch.full_like(states, 0.25**3))
 
 
 def test_messages_are_never_negative():
@@ -278,8 +280,9 @@ def test_normalization_by_hand():
 
 @pytest.mark.parametrize("kind", [Hypernetwork, OfThree])
 @pytest.mark.parametrize("version", ["printed", "published"])
-def test_first_weights_are_as_large_as_those_of_a_usual_initialization(version, kind):
-    network = hypernetwork(ShapeParams(hypernetwork=version), kind=kind)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_first_weights_are_as_large_as_those_of_a_usual_initialization(steps, version, kind):
+    network = hypernetwork(ShapeParams(hypernetwork=version, propagation_steps=steps), kind=kind)
     [found] = network([request(GRAPHS[0])])
     for name in ("block2.conv.weight", "head.fc1.weight", "head.classifier.weight"):
         he = math.sqrt(2 / found[name][0].numel())

@@ -221,7 +221,8 @@ def test_what_is_kept_of_an_upload_does_not_grow_with_the_model(recipfl):
 
 
 def test_a_clipped_step_is_counted(recipfl, caplog, monkeypatch):
-    strategy = recipfl(clip_norm=1e-3)
+    strategy = recipfl()
+    strategy.step.clip_norm = 1e-3
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value + 1.0))
     norms = []
 

