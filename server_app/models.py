@@ -220,6 +220,8 @@ def load_model(
     """
     if which not in ("best", "newest"):
         raise ModelError(f"which = {which!r}: a run has a 'best' and a 'newest' evaluation")
+    if not isinstance(tier, str | None):
+        raise ModelError(f"tier = {tier!r}: must be the name of a tier, or None for the global model")
     if tier is not None and architecture is not None:
         raise ModelError(f"the model of the tier {tier!r} or that of an architecture: give one of them")
     folder = newest_whole(Path(run_dir) / FOLDER / which)

@@ -263,13 +263,13 @@ def test_without_columns_all_but_the_labels_are_read_in_the_order_of_the_file(tm
     assert (task.train.inputs[:, 0] == -task.train.inputs[:, 1]).all()
     assert "columns must be named in task-arguments" in problem(tmp_path, TableArguments(label="kind"))
     (tmp_path / "train.csv").write_text("kind\ncat\n")
-    with pytest.raises(ValueError, match="train.csv: 0 columns beside 'kind', and a model reads 1 to 256: name them"):
+    with pytest.raises(ValueError, match=r"train\.csv: 0 columns beside 'kind', and a model reads 1 to 256: name them"):
         load(str(tmp_path), TableArguments(label="kind"))
 
 
 @pytest.mark.parametrize("value", ["One year", ""])
 def test_a_text_or_a_gap_among_numbers_is_told_where_the_remedy_stands(tmp_path, value):
-    with pytest.raises(ValueError, match="train.csv:2: weight is .* or make numbers of texts and gaps"):
+    with pytest.raises(ValueError, match=r"train\.csv:2: weight is .* or make numbers of texts and gaps"):
         dealt_out(tmp_path, [f"1,{value},cat", "2,2,dog"])
 
 

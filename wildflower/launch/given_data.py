@@ -21,6 +21,7 @@ from wildflower.tasks.labels import NO_LABEL, label_text
 TEST_SHARE = 0.2
 LABELS = ("label", "labels", "target", "y")  # of a table's columns, where none is named
 SPLITS = ("train", "test")
+TABLES = (("pandas", "DataFrame"), ("polars", "DataFrame"), ("datasets", "Dataset"))
 MOST_LAST = 4  # values on the last side of images that are taken for channels
 CAN_BE = (
     "must be a pair (x, y) of arrays or tensors, a Dataset of PyTorch, a data set of Hugging Face's datasets, a table "
@@ -87,7 +88,7 @@ def inputs_as(inputs: object, shape: Sequence[int], dtype: str) -> Tensor:
             f"inputs have shape {tuple(found.shape)}, and must be (examples, {', '.join(map(str, shape))})"
         )
     if found.dtype != kind and not (kind.is_floating_point and found.dtype.is_floating_point):
-        raise SettingsError(f"inputs are {found.dtype}, and those of the run are {kind}")
+        raise SettingsError(f"inputs are {found.dtype}, and those of the run are {kind}: give x.astype({dtype!r})")
     return found.to(kind)
 
 
@@ -131,13 +132,21 @@ def _of_devices(data: object) -> dict[object, object]:
 
 def _examples(data: object, label: str | None, what: str) -> _Examples:
     columns: tuple[str, ...] = ()
+    if label is not None and not any(_is_of(*table, data) for table in TABLES):
+        raise SettingsError(
+            f"label = {label!r}: it names a column of a table, and {what} is {_kind(data)}: leave it out"
+        )
+    if isinstance(data, str):
+        raise SettingsError(
+            f"{what} is {data!r}, and {CAN_BE}; files are read by task='table', 'images' or 'npz' with data_dir="
+        )
     if isinstance(data, tuple):
         if len(data) != 2:
             raise SettingsError(f"{what} is a tuple of {len(data)}: {CAN_BE}")
         inputs, labels = data
-    elif _is_of("pandas", "DataFrame", data) or _is_of("polars", "DataFrame", data):
+    elif any(_is_of(*table, data) for table in TABLES[:2]):
         inputs, labels, columns = _of_table(data, label, what)
-    elif _is_of("datasets", "Dataset", data):
+    elif _is_of(*TABLES[2], data):
         inputs, labels = _of_hugging_face(data, label, what)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not _is_array(data):
         inputs, labels = _of_pairs((data[place] for place in range(len(data))), what)
@@ -179,7 +188,10 @@ def _one_input(value: Any) -> np.ndarray:
 
 def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any, tuple[str, ...]]:
     columns = [*map(str, table.columns)]
+    if twice := next((column for column in columns if columns.count(column) > 1), None):
+        raise SettingsError(f"{what} has the column {twice!r} twice: give each a name of its own")
     name = _label_column(columns, label, what)
+    table = dict(zip(columns, (table[column] for column in table.columns), strict=True))
     features = [column for column in columns if column != name]
     if not features:
         raise SettingsError(f"{what} has the column {name!r} alone: it must have others, which are learned from")
@@ -192,7 +204,7 @@ def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any, tuple
             )
         if gaps := int(np.isnan(np.asarray(table[column], dtype=np.float64)).sum()):
             raise SettingsError(
-                f"{what}: {gaps} of {len(table)} values of the column {column!r} are missing: fill them in, as "
+                f"{what}: {gaps} of {len(table[column])} values of the column {column!r} are missing: fill them in, as "
                 "TABLE.fillna(TABLE.median(numeric_only=True)) does, or leave these rows out"
             )
     inputs = np.stack([np.asarray(table[column], dtype=np.float64) for column in features], axis=1)
@@ -234,12 +246,19 @@ def _label_column(columns: Sequence[str], label: str | None, what: str) -> str:
 
 def _tensor(inputs: Any, what: str) -> Tensor:
     """Return inputs as they are stored: bytes, float32 or int32."""
-    array = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    try:
+        array = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    except ValueError:  # lists of several lengths
+        raise SettingsError(
+            f"{what}: inputs are a {_kind(inputs)} of several shapes: give an array or a tensor"
+        ) from None
     kind, shape = array.dtype.kind, array.shape
     if kind not in "iufb" or not shape:
         raise SettingsError(
             f"{what}: inputs are {array.dtype} of shape {shape}, and must be numbers, one row per example"
         )
+    if not array.size:
+        raise SettingsError(f"{what}: inputs have shape {shape}, and must be one row or more of one number or more")
     if array.ndim == 1:
         array = array[:, None]
     if kind == "u" and array.dtype.itemsize == 1 and array.ndim > 2:

@@ -31,6 +31,7 @@ from wildflower.tasks.texts import Name
 
 FORMATS = (".csv", ".tsv", ".jsonl")
 MANY_NAMES = 10  # of labels that are numbers; more of them than half of the rows are no classes
+REMEDY = "make numbers of texts and gaps (docs/your-data.md#texts-and-gaps)"
 EXPECTED = "the files that task-arguments name"
 
 Column = Annotated[Name, Field(min_length=1)]
@@ -100,8 +101,8 @@ def _columns(file: Path, arguments: TableArguments) -> tuple[str, ...]:
     found = tuple(column for _, row in islice(rows_of(file), 1) for column in row if column != arguments.label)
     if not 0 < len(found) <= MAX_CHANNELS:
         raise ValueError(
-            f"{file}: {len(found)} columns beside {arguments.label!r}, and a model reads 1 to {MAX_CHANNELS}: name them, "
-            "such as columns = ['length', 'width'] in task-arguments"
+            f"{file}: {len(found)} columns beside {arguments.label!r}, and a model reads 1 to {MAX_CHANNELS}: name "
+            "them, such as columns = ['length', 'width'] in task-arguments"
         )
     return found
 
@@ -182,7 +183,7 @@ def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, l
                 fraction = column == arguments.label and isinstance(row[column], float)
                 hint = "; labels that are numbers need labels = 'numbers' in task-arguments" if fraction else ""
                 if column != arguments.label and str(error).endswith("a finite number"):
-                    hint = ": leave it out of columns, or make numbers of texts and gaps (docs/your-data.md#texts-and-gaps)"
+                    hint = f": leave it out of columns, or {REMEDY}"
                 raise ValueError(f"{file}:{line}: {column} {error}{hint}") from None
         if not labels:
             raise ValueError(f"{file}: holds no rows")

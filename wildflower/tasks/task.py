@@ -41,8 +41,8 @@ class Task:
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
     `classes` is how many outputs a model has per label, `label_kind` what labels are, `metric` how models are scored.
     `input_shape` is (channels, height, width), (channels, length) for signals or (sequence,) for tokens; `family` is
-    the name of the default family. `label_names` are those of the classes, `columns` those of a table's inputs; () where
-    they have none. `label_sets`
+    the name of the default family. `label_names` are those of the classes, `columns`
+    those of a table's inputs; () where they have none. `label_sets`
     (sources, classes), bool, says which classes each natural source has, where each has its own. `vocabulary` is that
     of texts, which a model's embeddings must match. `remarks` are what a person should know of the data.
     """
