@@ -346,8 +346,8 @@ def method_reference(kind: object) -> str:
 
     if not isinstance(kind, type) or not issubclass(kind, Method):
         raise SettingsError(
-            f"strategy = {getattr(kind, '__qualname__', kind)}: must be a class of wildflower.method.Method, or the name "
-            "of a method such as 'heterofl'"
+            f"strategy = {getattr(kind, '__qualname__', kind)}: must be a class of wildflower.method.Method, or the "
+            "name of a method such as 'heterofl'"
         )
     if kind.__module__.startswith("wildflower."):
         return kind.name()
