@@ -123,11 +123,6 @@ def _check_devices(config: RunConfig, need: Need) -> None:
     if config.engine == "nodes":
         need(bool(config.fleet), "engine", "nodes are workers of a fleet's devices, and fleet = '' has none")
         need(config.partition != "own", "engine", "devices of partition = 'own' have their data on nodes of their own")
-        need(
-            not config.state_dir,
-            "state-dir",
-            "with engine = 'nodes' what devices keep lies in their node's state-dir",
-        )
 
 
 def _check_training(config: RunConfig, need: Need) -> None:

@@ -271,10 +271,6 @@ class RunConfig(Params):
         description='Where figures of rounds go beside the journal, by the library of that name: mlflow, wandb, or "": '
         "nowhere (docs/trackers.md)",
     )
-    state_dir: str = Field(
-        "", description='Folder where simulated devices keep what stays on them; "" is a folder of the run'
-    )
-
     groups: dict[str, Params] = Field(
         default_factory=lambda: {name: params() for name, params in method_groups().items()}, exclude=True
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from logging import INFO
-from pathlib import Path
 from typing import Literal
 
 from flwr.common import log
@@ -128,6 +127,4 @@ def _state_dir(config: RunConfig) -> str:
     """
     if config.engine == "nodes":
         return ""
-    if config.state_dir:
-        return str(Path(config.state_dir).expanduser().absolute())
     return str(run_folder(config) / "device-state") if config.fleet else ""

@@ -185,7 +185,6 @@ class Fleet:
         devices: int | None = None,
         seed: int = 0,
         requirement: Requirement | None = None,
-        trace_dir: str | Path | None = None,
     ) -> "Fleet":
         """Read and check a fleet file.
 
@@ -195,7 +194,6 @@ class Fleet:
             seed: 0 or more; devices, draws and trace offsets follow from it.
             requirement: Width in (0, 1] -> (training memory, payload) in bytes of the sub-model of that width, asked
                 once for every `fits_width` of the file.
-            trace_dir: Folder that relative names of trace files start from, in place of the fleet file's own.
 
         Raises:
             ValueError: names the file, the group, the key, its value and what would be right.
@@ -205,8 +203,7 @@ class Fleet:
         counts = _counts(path, table, devices)
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed = {seed}: must be from 0 to 2^63 - 1")
-        folder = path.parent if trace_dir is None else Path(trace_dir).expanduser()
-        groups = [_compile(path, group, folder, requirement) for group in table.group]
+        groups = [_compile(path, group, requirement) for group in table.group]
         for group in groups:
             where = f"{path}: group {group.name!r}: highest speed times reference"
             check_number(group.speed.highest * table.reference, where, maximum=MAX_FLOP_PER_S)
@@ -216,7 +213,7 @@ class Fleet:
             seed=seed,
             reference_flop_per_s=table.reference,
             transfer_seconds=table.transfer,
-            digest=_digest(path, table, folder),
+            digest=_digest(path, table),
             counted=table.group[0].count is not None,
             replaced=_replaced(path, table, sum(counts)),
         )
@@ -411,14 +408,14 @@ def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
     return counts
 
 
-def _digest(path: Path, table: FleetTable, folder: Path) -> str:
+def _digest(path: Path, table: FleetTable) -> str:
     """Return one hash of all files that the fleet is made of."""
     names = [name for group in table.group for name in (group.memory_trace, group.down_trace, group.up_trace) if name]
-    files = [path, *(folder / Path(name).expanduser() for name in names)]
+    files = [path, *(path.parent / Path(name).expanduser() for name in names)]
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
-def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requirement | None) -> _Group:
+def _compile(path: Path, table: GroupTable, requirement: Requirement | None) -> _Group:
     where = f"{path}: group {table.name!r}"
 
     def trace(key: str, columns: dict[str, float]) -> Trace | None:
@@ -426,7 +423,7 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
         if name is None:
             return None
         try:
-            found = read_trace(folder / Path(name).expanduser(), columns)
+            found = read_trace(path.parent / Path(name).expanduser(), columns)
             maximum = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
             check_number(float(found.values.max()), "its highest value", maximum=maximum)
             if columns is LINK_COLUMNS and table.link_range is not None:
