@@ -117,6 +117,10 @@ class Population(ABC):
     def ask_again(self, device: int) -> None:
         """Trust no more what a device last reported: ask it before it is sampled again."""
 
+    def absences(self) -> list[str]:
+        """Return which devices take part at some times only, in sentences."""
+        return []
+
     def newest_reports(self) -> list[NodeState]:
         """Return what the nodes of real devices said last; simulated devices have none."""
         return []
