@@ -78,7 +78,7 @@ def _shares(record: DeviceRecord) -> dict[str, float]:
 
 @dataclass
 class Activity:
-    """The devices' training over the rounds: rows are devices, or tiers where there are too many; columns are one or more rounds."""
+    """The devices' training: rows are devices, or tiers where there are too many; columns are one or more rounds."""
 
     rows: dict[int | str, Tally]
     cells: dict[tuple[int | str, int], Tally]
