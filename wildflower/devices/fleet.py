@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from wildflower.devices.checked import MAX_FLOP_PER_S, MAX_MBIT_PER_S
+from wildflower.devices.hours import Hours, seconds_until
 from wildflower.devices.quantity import (
     BYTES,
     FLOPS,
@@ -84,6 +85,7 @@ class GroupTable(BaseModel):
     up_trace: Name | None = None
     link_range: Annotated[tuple[float, float], BeforeValidator(_link_range)] | None = None
     speed: Annotated[Quantity, BeforeValidator(partial(parse_quantity, amount=_speed))] = Uniform(1.0, 1.0)
+    hours: Hours | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "GroupTable":
@@ -139,6 +141,7 @@ class _Group:
     up: Quantity | Trace | None
     same_links: bool
     speed: Quantity
+    hours: str | None = None
 
 
 class Fleet:
@@ -149,6 +152,8 @@ class Fleet:
             other.
         replaced: How many of them leave after every round; as many new ones come, with numbers from `size` on.
         tiers: Names of the groups that have devices, in the order of the file.
+        hours: When devices of a group take part, such as "22:00-06:00", where the file says so. Simulated time begins
+            at midnight.
         counts: How many devices each group has, where the file says so; empty where it has shares.
         digest: SHA-256 of the fleet file and of all traces that it names; "" for a fleet that no file describes.
     """
@@ -176,6 +181,7 @@ class Fleet:
         self.tiers = [group.name for group in self._groups]
         self.counts = {group.name: count for group, count in filled} if counted else {}
         self.digest = digest
+        self.hours = {group.name: group.hours for group in self._groups if group.hours}
 
     @classmethod
     def load(
@@ -228,6 +234,20 @@ class Fleet:
             group.name: {"memory_bytes": group.memory_total_bytes, "payload_bytes": group.payload_limit_bytes}
             for group in self._groups
         }
+
+    @property
+    def has_hours(self) -> bool:
+        """Say whether devices of some groups take part at some hours only."""
+        return bool(self.hours)
+
+    def is_there(self, device: int, simulated_seconds: float) -> bool:
+        """Say whether that time is within the device's hours."""
+        hours = self._group_of(device).hours
+        return hours is None or not seconds_until(hours, simulated_seconds)
+
+    def seconds_until_hours(self, simulated_seconds: float) -> float:
+        """Return in how many seconds the hours of some group begin; 0 within them."""
+        return min(seconds_until(g.hours, simulated_seconds) if g.hours else 0.0 for g in self._groups)
 
     def newcomers(self, exchanges: int) -> tuple[np.ndarray, np.ndarray]:
         """Return which places among the present devices become free after a round, and the numbers of who takes them.
@@ -452,4 +472,5 @@ def _compile(path: Path, table: GroupTable, requirement: Requirement | None) -> 
         up=table.link or table.up or trace("up_trace", LINK_COLUMNS),
         same_links=table.link is not None,
         speed=table.speed,
+        hours=table.hours,
     )
