@@ -1,4 +1,4 @@
-"""What a user says of how a module is cut."""
+"""Choices of a user on how a module is cut."""
 
 from __future__ import annotations
 
