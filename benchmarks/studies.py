@@ -327,7 +327,7 @@ def main(studies: Sequence[Study], description: str) -> None:
     if rows := study.lacking(methods, arguments.seeds):
         sets = ["workers=1"]  # as the experiment files say, and not as many as the machine has cores for
         if arguments.layout:
-            sets.append(f"layout={arguments.layout}")
+            sets.append(f"compute.layout={arguments.layout}")
             # A run that began in another layout cannot go on in this one: it has a folder of its own.
             rows = [replace(row, name=f"{row.name}.{arguments.layout}") for row in rows]
         try:
@@ -355,7 +355,7 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     """Write the figures of finished runs into results.json, and the table of all into README.md; returns the table."""
     results = study.known()
     for run in finished:
-        layout = config_of(run.run_dir).layout
+        layout = config_of(run.run_dir).compute.layout
         method, _, digest = run.row.removesuffix(f".{layout}").rpartition(".")
         results[method][str(run.seed)] = study.figures(run.run_dir) | {"layout": layout, "settings": digest}
     results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}

@@ -35,3 +35,16 @@ def seed_draws(seed: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also goes round all kinds of GPUs: 2 ms
     else:
         torch.manual_seed(seed)
+
+
+def draws(device: torch.device) -> torch.Tensor:
+    """Return the state of what `seed_draws` seeds."""
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def set_draws(state: torch.Tensor, device: torch.device) -> None:
+    """Let draws go on from a state of `draws`."""
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)

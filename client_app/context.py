@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from wildflower.client_app import board_gpu
 from wildflower.client_app.batches import batch_of, batches_of, micro_batches, picks_of
 from wildflower.client_app.chance import Chance
-from wildflower.client_app.fitting import fit_here, optimizer_of
+from wildflower.client_app.fitting import Fit, fit_here, optimizer_of
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal, limits_of
 from wildflower.client_app.memory import MemoryMeter, memory_limit, touched_bytes
@@ -31,7 +31,7 @@ from wildflower.messages.tensor_sets import TensorSets, Weights, digest, frozen_
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
-from wildflower.models.weights import with_weights
+from wildflower.models.weights import trained_parameters, with_weights
 from wildflower.strategies.method import ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError
@@ -63,11 +63,13 @@ class Workplace:
             outgrow it or its budget. None in a simulation, where many devices share the machine.
         board: socket of the trainer that has the board's GPU (`wildflower.client_app.board_gpu`), where the node has
             one. Losses that it cannot compute are trained on `device`, and the log says so.
+        fit: trains a model on `device`, in place, and returns its mean loss.
     """
 
     device: torch.device
     available_bytes: int | None = None
     board: Path | None = None
+    fit: Callable[[Fit], float] = fit_here
 
 
 class DeviceContext:
@@ -332,7 +334,7 @@ class DeviceContext:
 
     def optimizer(self, model: nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
         """See `wildflower.strategies.method.ClientContext`."""
-        return optimizer_of(model, self.training, self.device, rate)
+        return optimizer_of(trained_parameters(model), self.training, self.device, rate)
 
     def fit(
         self,
@@ -350,15 +352,26 @@ class DeviceContext:
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:
                 self._say_cpu(str(error))
-        return fit_here(
-            model,
-            loss,
-            self._within_limits(picks_of(self._shard, self.training, self._generator), model),
-            self._examples_of,
-            self.optimizer(model, rate),
-            self.training,
-            regularizer,
-            new_statistics=new_statistics,
+        taken, drawn = self.steps_taken, self._generator.get_state()
+
+        def start() -> Iterator[Tensor]:
+            self.steps_taken = taken
+            self._generator.set_state(drawn)
+            return self._within_limits(picks_of(self._shard, self.training, self._generator), model)
+
+        return self.place.fit(
+            Fit(
+                model,
+                loss,
+                start,
+                self._examples_of,
+                self.examples,
+                self.training,
+                self.device,
+                regularizer,
+                new_statistics=new_statistics,
+                rate=rate,
+            )
         )
 
     def _say_cpu(self, why: str) -> None:

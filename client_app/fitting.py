@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +18,39 @@ from wildflower.models.weights import trained_parameters
 from wildflower.strategies.shared_losses import Loss, Regularizer
 
 
+@dataclass(frozen=True)
+class Fit:
+    """One training of a model on one device.
+
+    Attributes:
+        loss: mean loss of a batch, from inputs and labels.
+        start: returns the numbers of the examples of every batch, each time from the first one on.
+        examples_of: the inputs and labels of some examples.
+        examples: how many there are.
+        regularizer: is added to the loss.
+        new_statistics: as of `wildflower.strategies.method.ClientContext.fit`.
+        rate: how many times the run's learning rate the model is trained with.
+    """
+
+    model: Network
+    loss: Loss
+    start: Callable[[], Iterator[Tensor]]
+    examples_of: Callable[[Tensor], tuple[Tensor, Tensor]]
+    examples: int
+    training: LocalTraining
+    device: torch.device
+    regularizer: Regularizer | None = None
+    new_statistics: bool = False
+    rate: float = 1.0
+
+
 def optimizer_of(
-    model: nn.Module, training: LocalTraining, device: torch.device, rate: float = 1.0
+    parameters: Mapping[str, nn.Parameter], training: LocalTraining, device: torch.device, rate: float = 1.0
 ) -> torch.optim.Optimizer:
     """Return the run's optimizer of a model's parameters, with `rate` times its learning rate."""
     rate, decay = rate * training.learning_rate, training.weight_decay
     groups: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in trained_parameters(model).items():
+    for name, parameter in parameters.items():
         groups.setdefault(training.rate_of(name), []).append(parameter)
     parts = [{"params": parameters, "lr": rate * multiple} for multiple, parameters in groups.items()]
     if training.optimizer == "sgd" and device.type == "cpu":
@@ -35,35 +62,21 @@ def optimizer_of(
     return kind(parts, lr=rate, betas=training.betas, weight_decay=decay, fused=True if training.fused else None)
 
 
-def fit_here(
-    model: Network,
-    loss: Loss,
-    batches: Iterable[Tensor],
-    examples_of: Callable[[Tensor], tuple[Tensor, Tensor]],
-    optimizer: torch.optim.Optimizer,
-    training: LocalTraining,
-    regularizer: Regularizer | None,
-    *,
-    new_statistics: bool,
-) -> float:
-    """Train a model, in place, and return the mean loss over the examples seen.
-
-    Args:
-        batches: the numbers of the examples of every batch.
-        examples_of: the inputs and labels of some examples.
-        new_statistics: as of `wildflower.strategies.method.ClientContext.fit`.
-    """
-    regularize = None if regularizer is None else regularizing(model, regularizer)
+def fit_here(fit: Fit) -> float:
+    """Train a model, in place, and return the mean loss over the examples seen."""
+    model, training = fit.model, fit.training
+    optimizer = optimizer_of(trained_parameters(model), training, fit.device, fit.rate)
+    regularize = None if fit.regularizer is None else regularizing(model, fit.regularizer)
     model.train()
     # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches would
     # not lead away.
     seen, total = 0, torch.zeros((), dtype=torch.float64)
-    with mean_statistics(model, least=0.1) if new_statistics else nullcontext():
-        for picked in batches:
+    with mean_statistics(model, least=0.1) if fit.new_statistics else nullcontext():
+        for picked in fit.start():
             optimizer.zero_grad(set_to_none=True)
             beside = None if regularize is None else regularize()
             parts = micro_batches(picked, training.examples_at_once)
-            value = _add_mean_gradient(model, loss, parts, examples_of)
+            value = _add_mean_gradient(model, fit.loss, parts, fit.examples_of)
             if beside is not None:
                 value = value + beside
             if training.clip_norm:

@@ -10,8 +10,9 @@ import json
 import logging
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -20,12 +21,14 @@ from torch import Tensor
 from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.device_report import device_report, gpu_trainer
 from wildflower.client_app.evaluation import score_order
+from wildflower.client_app.fitting import Fit
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal
 from wildflower.client_app.memory import own_bytes
-from wildflower.client_app.order import do_order
+from wildflower.client_app.order import Done, do_order
 from wildflower.client_app.policy import policy_of
 from wildflower.client_app.secure_member import SecureDevice
+from wildflower.client_app.side_by_side import number_at_once, side_by_side
 from wildflower.client_app.updates import Sums, check_maskable, sum_headers, update_of
 from wildflower.devices.node_config import own_device
 from wildflower.devices.probe import probe_machine
@@ -61,6 +64,8 @@ from wildflower.tasks.inspection import describe
 from wildflower.tasks.task import Task, TaskSpec, load_task
 
 NodeConfig = Mapping[str, object]
+# An order's work, and what masks its update.
+_Begun = tuple[WorkOrder, DeviceContext, Done, Callable[[Tensor], bytes] | None]
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
@@ -99,43 +104,58 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         own_device(config)  # ValueError, before anything is trained, if the node config does not say it
     before_bytes = 0 if batch.shared_process else own_bytes()
     models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders read later
-    for place, order in enumerate(batch.orders):
-        started = time.perf_counter()
+
+    def begin(order: WorkOrder, fit: Callable[[Fit], float]) -> _Begun:
+        state = _state_of(order.device, batch, config)
+        training, order, masks = _masks(batch, order, arrays, state.folder, config)
+        context = DeviceContext(
+            order,
+            client_step_of(order.client_step),
+            batch.round,
+            training,
+            family,
+            task,
+            arrays,
+            state,
+            Workplace(device, _make_room(order, batch.shared_process), _board(batch, config), fit),
+            earlier=_earlier(order, models),
+            checkpoint=batch.oldest_checkpoint,
+            wire=batch.wire,
+        )
+        if masks is not None:
+            check_maskable(context)
+        return order, context, do_order(context), masks
+
+    def answer(begun: _Begun | Exception) -> Update:
+        if isinstance(begun, Exception):
+            raise begun
+        order, context, done, masks = begun
         try:
-            state = _state_of(order.device, batch, config)
-            training, order, masks = _masks(batch, order, arrays, state.folder, config)
-            context = DeviceContext(
-                order,
-                client_step_of(order.client_step),
-                batch.round,
-                training,
-                family,
-                task,
-                arrays,
-                state,
-                Workplace(device, _make_room(order, batch.shared_process), _board(batch, config)),
-                earlier=_earlier(order, models),
-                checkpoint=batch.oldest_checkpoint,
-                wire=batch.wire,
-            )
-            if masks is not None:
-                check_maskable(context)
-            done = do_order(context)
+            update = update_of(batch, order, context, done, out, sums, masks)
+        except Exception:
+            context.take_back()
+            raise
+        if done.answer.model is not None:
+            models[order.order] = (order.device, done.answer.model)
+        return update
+
+    left = deque(_at_once(batch, device))
+    while left:
+        orders = left.popleft()
+        started = time.perf_counter()
+        kind = None if isinstance(batch.side_by_side, int) else _kind(orders[0], batch)
+        begun = side_by_side([partial(begin, order) for order in orders], orders[0].client_step.name, kind)
+        for order in orders:
             try:
-                updates.append(update_of(batch, order, context, done, out, sums, masks))
-            except Exception:
-                context.take_back()
-                raise
-            if done.answer.model is not None:
-                models[order.order] = (order.device, done.answer.model)
-        except Refusal as refusal:
-            updates.append(_no(order, f"refused: {refusal}", started, overrun=refusal.overrun))
-        except MessageError as error:
-            updates.append(_no(order, f"refused: {error}", started))
-        except Exception as error:  # one device's trouble must not take the others' work with it
-            log.error("Device %s failed:\n%s", order.device, traceback.format_exc())
-            updates.append(_no(order, f"failed: {type(error).__name__}: {error}", started))
-        still_read = {later.after for later in batch.orders[place + 1 :]}
+                updates.append(answer(begun.pop(0)))
+            except Refusal as refusal:
+                updates.append(_no(order, f"refused: {refusal}", started, overrun=refusal.overrun))
+            except MessageError as error:
+                updates.append(_no(order, f"refused: {error}", started))
+            except Exception as error:  # one device's trouble must not take the others' work with it
+                log.error("Device %s failed:\n%s", order.device, traceback.format_exc())
+                updates.append(_no(order, f"failed: {type(error).__name__}: {error}", started))
+        still_read = {later.after for orders in left for later in orders}
         models = {number: model for number, model in models.items() if number in still_read}
     headers = sum_headers(sums, out)
     if not batch.shared_process:
@@ -149,6 +169,29 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         except (OSError, ValueError) as error:  # the work is done: the server goes on with the report it has
             log.error("This device's report could not be made: %s", error)
     return Reply(run=batch.run, round=batch.round, updates=updates, sums=headers).model_dump_json(), out
+
+
+def _kind(order: WorkOrder, batch: Batch) -> tuple[str, str, int]:
+    """Return what orders have in common whose trainings take equally long for each step."""
+    return order.client_step.model_dump_json(), json.dumps(order.architecture), batch.training.batch_size
+
+
+def _at_once(batch: Batch, device: torch.device) -> list[list[WorkOrder]]:
+    """Return the orders whose trainings are done at once; those that read an earlier order's model come last, alone."""
+    price_bytes = max(order.predicted_memory_bytes for order in batch.orders)
+    number = number_at_once(batch.side_by_side, device, price_bytes) if batch.shared_process else 1
+    if number == 1:
+        return [[order] for order in batch.orders]
+    found: dict[tuple[object, ...], list[WorkOrder]] = {}
+    alone: list[list[WorkOrder]] = []
+    for order in batch.orders:
+        if order.after is not None or order.masked_with:
+            alone.append([order])
+        else:
+            kind = order.group, order.frozen, order.client_step.model_dump_json()
+            found.setdefault(kind, []).append(order)
+    parts = ((alike, -(-len(alike) // number)) for alike in found.values())
+    return [*(alike[first::count] for alike, count in parts for first in range(count)), *alone]
 
 
 def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Network | None:

@@ -26,6 +26,7 @@ from wildflower.server_app.key_groups import (
     AggregationRule,
     BudgetLimits,
     Checkpoints,
+    Compute,
     DifferentialPrivacy,
     Initial,
     Personal,
@@ -222,11 +223,7 @@ class RunConfig(Params):
     adam: Adam = Field(default_factory=Adam)
     weight_decay: Rate = Field(5e-4, description="Weight decay of local training")
     clip_norm: Rate = Field(0.0, description="Largest norm of a gradient; 0 does not clip")
-    layout: Literal["contiguous", "channels-last"] = Field(
-        "contiguous",
-        description="How images lie in memory in training, on devices and in ensemble distillation on the server: "
-        "contiguous, or channels-last, which is faster on some networks and gives other bits (benchmarks/overhead)",
-    )
+    compute: Compute = Field(default_factory=Compute)
     norm_bound: Rate = Field(
         0.0,
         description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "

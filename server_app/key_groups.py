@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from wildflower.devices.node_config import MIN_MEMBERS
+from wildflower.messages.orders import MOST_AT_ONCE
 from wildflower.models.initial import checked_names
 from wildflower.server_app.inline_tables import parse_arguments
 from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, to_scalar
@@ -104,6 +105,32 @@ class Adam(Params):
         False,
         description="Adam and adamw step in one kernel, which is faster and gives other bits (benchmarks/overhead)",
     )
+
+
+def _number_as_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+class Compute(Params):
+    """Settings that change how fast devices train, and with it the bits."""
+
+    layout: Literal["contiguous", "channels-last"] = Field(
+        "contiguous",
+        description="How images lie in memory in training, on devices and in ensemble distillation on the server: "
+        "contiguous, or channels-last, which is faster on some networks and gives other bits (benchmarks/overhead)",
+    )
+    side_by_side: Annotated[str, BeforeValidator(_number_as_text)] = Field(
+        "auto",
+        description="Simulated devices of one model that a worker trains at once, which gives other bits: a number, "
+        "off, fastest (what the first ones took less time with), or auto: fastest on GPUs, off on processors",
+    )
+
+    @field_validator("side_by_side")
+    @classmethod
+    def _possible(cls, value: str) -> str:
+        if value not in ("auto", "fastest", "off") and not (value.isdecimal() and 1 <= int(value) <= MOST_AT_ONCE):
+            raise ValueError(f"must be auto, fastest, off or a number from 1 to {MOST_AT_ONCE}")
+        return value
 
 
 class AggregationRule(Params):

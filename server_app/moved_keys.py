@@ -39,6 +39,7 @@ MOVED: dict[str, str] = {
     "strong-test": "strong.test",
     "betas": "adam.betas",
     "fused-optimizer": "adam.fused",
+    "layout": "compute.layout",
     "memory-fraction": "budget.memory-fraction",
     "transfer-seconds": "budget.transfer-seconds",
     "round-seconds": "budget.round-seconds",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from logging import INFO
 from pathlib import Path
+from typing import Literal
 
 from flwr.common import log
 
@@ -44,7 +45,7 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
             clip_norm=config.clip_norm,
             augment=config.augment,
             learning_rates=_learning_rates(config, family),
-            layout=config.layout,
+            layout=config.compute.layout,
             fused=config.adam.fused,
         ),
         schedule=config.schedule.kind,
@@ -68,10 +69,16 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
         secure_minimum=config.secure_aggregation.minimum,
         aggregation=Aggregation(config.aggregation.rule, config.aggregation.trim),
         wire=config.wire,
+        side_by_side=_side_by_side(config.compute.side_by_side),
         metric=task.metric,
         label_sets=task.label_sets is not None,
         score_without_model=task.metric.without_model(task.test.labels),
     )
+
+
+def _side_by_side(value: str) -> int | Literal["auto", "fastest"]:
+    named: dict[str, int | Literal["auto", "fastest"]] = {"auto": "auto", "fastest": "fastest", "off": 1}
+    return named.get(value) or int(value)
 
 
 def privacy_of(config: RunConfig) -> Privacy | None:

@@ -49,6 +49,7 @@ class RoundSettings:
     secure_minimum: int = 0  # the fewest devices whose sum the server may see; 0: it sees every device's update
     aggregation: Aggregation = MEAN
     wire: Wire = "float32"
+    side_by_side: int | Literal["auto", "fastest"] = 1
     metric: Metric = ACCURACY
     label_sets: bool = False  # whether devices have classes of their own
     score_without_model: float = 0.0  # what a device counts as that is given no model

@@ -6,11 +6,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from wildflower.tasks.task import Task
 
 # (inputs, labels) -> mean loss of the batch, still to be differentiated; what it differentiated itself is in `.grad`.
 # It is called once per step, or once for each micro-batch of it, between the zeroing of the gradients and their use.
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class PureLoss(nn.Module):
+    """The task's loss of a model's outputs, as a function of its own tensors and the batch alone.
+
+    Such losses of several devices can be computed at once (`wildflower.client_app.stack`). What differs between devices
+    of one architecture and client step is in its parameters and buffers, those of `outputs` among them.
+
+    Args:
+        task: the device's.
+        outputs: the model, or a module around it.
+    """
+
+    def __init__(self, task: Task, outputs: nn.Module) -> None:
+        super().__init__()
+        self.task, self.outputs = task, outputs
+
+    def forward(self, inputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch, or with weights (batch,) the weighted sum of its examples' losses."""
+        outputs = self.outputs(inputs)
+        if weights is None:
+            return self.task.loss(outputs, labels)
+        return (self.task.losses(outputs, labels) * weights).sum()
 
 
 def divergence(target: Tensor, prediction: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from wildflower.models.network import Network
 from wildflower.strategies.distillation import Distillation, distill_in_place
 from wildflower.strategies.method import ClientContext, P, Setup, Trained, Training
 from wildflower.strategies.params import Params
-from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.strategies.submodel import Cut, SubModelMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -67,8 +67,7 @@ class MaskedTraining(Training):
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The masked cross-entropy."""
-        masked = Masked(model, (context.class_counts > 0).to(context.device))
-        return lambda inputs, labels: context.task.loss(masked(inputs), labels)
+        return PureLoss(context.task, Masked(model, (context.class_counts > 0).to(context.device)))
 
     def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as well."""

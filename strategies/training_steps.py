@@ -13,7 +13,7 @@ from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.strategies.client_context import ClientContext
 from wildflower.strategies.client_step import Answer, ClientStep
-from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.shared_losses import Loss, PureLoss
 
 
 class Training(ClientStep):
@@ -31,8 +31,11 @@ class Training(ClientStep):
         return {"weights": TensorSet.of(family.tensors(architecture), Merge(weighting=self.weighting))}
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
-        """The loss that the device minimizes; by default the task's."""
-        return lambda inputs, labels: context.task.loss(model(inputs), labels)
+        """The loss that the device minimizes; by default the task's.
+
+        A `PureLoss` can be minimized for several devices at once; with any other they are trained in turn.
+        """
+        return PureLoss(context.task, model)
 
     def train(self, context: ClientContext) -> Answer:
         """Train and return the weights."""

@@ -48,7 +48,7 @@ def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
     bare = [sys.executable, str(HERE / "bare.py")]
     seen, unseen = (shlex.join([*bare, *loop[:2], file, "2"]) for file in (loop[2], os.devnull))
     beside = f"{unseen} & other=$!; {seen} && wait $other"
-    channels_last = ["--set", "layout=channels-last"]
+    channels_last = ["--set", "compute.layout=channels-last"]
     return {
         "bare PyTorch loop": [*bare, *loop],
         "two bare loops side by side, half of the clients each": ["bash", "-c", beside],

@@ -110,7 +110,7 @@ def test_the_layout_of_images_is_for_all_rows_and_said_beside_the_figures(tmp_pa
     study = study_in(tmp_path, TWO)
     before = study.digest("a")
     done(study, monkeypatch, "--seeds 1 --layout channels-last")
-    assert [call["layout"] for call in runs.asked] == ["channels-last"] * 2
+    assert [call["compute.layout"] for call in runs.asked] == ["channels-last"] * 2
     found = written(study)["a"]["1"]
     assert (found["layout"], found["settings"]) == ("channels-last", before)
     done(study, monkeypatch, "--seeds 1")  # what was run in another layout is not run again

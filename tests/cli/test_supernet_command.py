@@ -207,7 +207,7 @@ def test_a_disk_that_fills_up_meanwhile_is_told_without_a_traceback(experiment, 
     [
         ("freeze=stem", "freeze = 'stem': all of a supernet is trained"),
         ("learning-rates=head = 10", "learning-rates = 'head = 10': all parts of a supernet are trained with"),
-        ("layout=channels-last", "layout = 'channels-last': images lie contiguous in a supernet's training"),
+        ("compute.layout=channels-last", "compute.layout = 'channels-last': images lie contiguous"),
         ("micro-batch-size=2", "micro-batch-size = 2: a supernet is trained over whole batches"),
         ("schedule.decay-rounds=3", "falls along a cosine: leave it empty"),
         ("initial.weights=w.pth", "initial.weights = 'w.pth': the first weights of a supernet's training are those of"),

@@ -246,6 +246,6 @@ def test_methods_pass_the_runs_layout_on(name, module, tmp_path, monkeypatch):
         return teach(*arguments)
 
     monkeypatch.setattr(f"wildflower.strategies.{module}.teach", note)
-    engine, scorer = started(small_config(tmp_path, **METHODS[name] | {"layout": "channels-last"}))
+    engine, scorer = started(small_config(tmp_path, **METHODS[name] | {"compute.layout": "channels-last"}))
     engine.run_round(simulated_grid(), 1, scorer)
     assert seen == ["channels-last"]

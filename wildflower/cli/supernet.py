@@ -40,7 +40,7 @@ from wildflower.tasks.task import Task, TaskSpec, load_task
 NOT_HERE = {
     "freeze": "all of a supernet is trained: leave it empty",
     "learning-rates": "all parts of a supernet are trained with learning-rate: leave it empty",
-    "layout": "images lie contiguous in a supernet's training: leave it 'contiguous'",
+    "compute.layout": "images lie contiguous in a supernet's training: leave it 'contiguous'",
     "micro-batch-size": "a supernet is trained over whole batches: leave it at 0",
     "schedule.kind": "the rate of a supernet's training falls along a cosine: leave it as it is",
     "schedule.decay-rounds": "the rate of a supernet's training falls along a cosine: leave it empty",

@@ -28,6 +28,7 @@ Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are we
 # Bounds of what nodes send, far above what any honest one needs. A list is left at its first wrong element, or a long
 # one would make an error of each.
 MAX_CLASSES, MAX_ORDERS, MAX_KEYS, MAX_ERRORS = 2**16, 2**20, 64, 16
+MOST_AT_ONCE = 1024  # devices that one process trains at once
 MAX_SUMS = 4 * MAX_CLASSES
 MAX_BESIDE = 4  # networks that are scored beside a device's model
 Line = Annotated[str, Field(max_length=MAX_LETTERS)]
@@ -200,6 +201,8 @@ class Batch(ToNode):
         each_by_itself: the node adds nothing up: the server wants every device's tensor sets by themselves.
         oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, so that devices keep what
             such a run needs; None: only that of the round before.
+        side_by_side: how many devices of one group and client step train at once on a node of many: 1, they take turns,
+            or what the node finds to be faster, under "auto" only on a GPU.
     """
 
     task: dict[str, Any]
@@ -210,6 +213,7 @@ class Batch(ToNode):
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     oldest_checkpoint: NonNegative | None = None
+    side_by_side: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] | Literal["auto", "fastest"] = 1
     orders: list[WorkOrder] = Field(min_length=1)
 
 

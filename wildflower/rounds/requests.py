@@ -386,6 +386,7 @@ class Work(Orders):
             clip=self.clip,
             state_dir=settings.state_dir,
             oldest_checkpoint=self.oldest_checkpoint,
+            side_by_side=settings.side_by_side,
             orders=orders,
         )
         return content, arrays

@@ -33,6 +33,8 @@ def token_cross_entropy(outputs: Tensor, labels: Tensor, /, *, reduction: str = 
     labeled = (labels != NO_LABEL).sum(dim=1)
     of_tokens = F.cross_entropy(outputs, labels, reduction="none", ignore_index=NO_LABEL)
     of_examples = of_tokens.sum(dim=1) / labeled.clamp(min=1)
+    if reduction == "none":
+        return of_examples
     return of_examples.sum() if reduction == "sum" else of_examples.mean()
 
 

@@ -178,6 +178,15 @@ class Task:
         """Return the sum of the losses of a batch's examples."""
         return self._loss(self.answers(outputs), labels, reduction="sum")
 
+    @property
+    def sums_examples(self) -> bool:
+        """Say whether the loss of a batch is the mean of its examples' own, which `losses` gives."""
+        return kind_of(self.spec.name).loss is None
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses (batch,) of a batch's examples; only where `sums_examples`."""
+        return self._loss(self.answers(outputs), labels, reduction="none")
+
     def class_counts(self, examples: Tensor) -> Tensor:
         """(classes,), how many of these training examples are of each class; ValueError where labels are no classes."""
         if self.label_kind != "classes":

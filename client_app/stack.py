@@ -1,0 +1,378 @@
+"""Trainings of several devices at once: weights stacked, one optimizer over the stack, every row on its device's data.
+
+A row's numbers are those of its training alone, but for rounding. A device with fewer steps leaves the stack when it is
+done. Batches of unequal sizes are padded with examples of weight 0 where losses and norms can be weighted; else those
+of one size are computed at once. No model is changed before all are trained, so that whatever goes wrong before can be
+done in turn instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from wildflower.client_app.batches import micro_batches
+from wildflower.client_app.chance import draws
+from wildflower.client_app.fitting import Fit, optimizer_of
+from wildflower.models.max_pool import HalvingMaxPool
+from wildflower.models.network import Network
+from wildflower.models.weights import trained_parameters
+from wildflower.strategies.shared_losses import PureLoss
+
+
+class InTurn(Exception):
+    """These trainings cannot be done at once; the text says why."""
+
+
+class RowError(Exception):
+    """One of the trainings cannot be done, for `error`; `row` is its place."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__()
+        self.row, self.error = row, error
+
+
+def fit_stacked(fits: Sequence[Fit], drawn: Sequence[Tensor]) -> tuple[list[float], list[Tensor]]:
+    """Train models of one architecture and client step at once, in place, and return their mean losses.
+
+    Args:
+        fits: those of devices with more examples first.
+        drawn: for each the state of the generator that dropout draws from; that of afterwards is returned.
+
+    Raises:
+        InTurn: they cannot be trained so. No model has changed.
+        RowError: the data of one of them cannot be had. No model has changed.
+    """
+    rows = _Rows(fits, drawn)
+    with _for_rows(rows):
+        losses = rows.train()
+    rows.write_back()
+    return losses, [generator.get_state() for generator in rows.generators]
+
+
+class _Rows:
+    """The stack: row k is the k-th training, those with the most steps first."""
+
+    def __init__(self, fits: Sequence[Fit], drawn: Sequence[Tensor]) -> None:
+        losses = [_pure(fit) for fit in fits]
+        self.fits, self.first, self.loss = fits, fits[0], losses[0]
+        if any(loss.task is not self.loss.task for loss in losses):
+            raise InTurn("devices have tasks of their own")
+        if self.first.new_statistics:
+            raise InTurn("batch norm's statistics begin as a mean over the first batches")
+        # Of a network that is not of described layers nobody knows what it computes over all examples of a batch.
+        self.weighs = type(self.first.model) is Network and self.loss.task.sums_examples
+        # Of the batches that are computed: their rows and sizes, and the weights of their examples, under vmap.
+        self.computed: list[int] = []
+        self.sizes: list[int] = []
+        self.weights: Tensor | None = None
+        self.generators = [torch.Generator(self.first.device).set_state(state) for state in drawn]
+        tables = [dict(loss.named_parameters()) | dict(loss.named_buffers()) for loss in losses]
+        shapes = [{name: tensor.shape for name, tensor in table.items()} for table in tables]
+        if any(other != shapes[0] for other in shapes):
+            raise InTurn("the losses have tensors of different shapes")
+        places = {id(parameter): name for name, parameter in self.loss.named_parameters()}
+        # As the model names them -> as the loss does.
+        self.names = {name: places[id(each)] for name, each in trained_parameters(self.first.model).items()}
+        frozen = {places[id(each)] for each in self.first.model.parameters() if not each.requires_grad}
+        self.trained: dict[str, nn.Parameter] = {}
+        self.shared: dict[str, Tensor] = {}
+        self.beside: dict[str, Tensor] = {}
+        for name in tables[0]:
+            found = [table[name].detach() for table in tables]
+            if name in self.names.values():
+                self.trained[name] = nn.Parameter(torch.stack(found))
+            elif name in frozen or _are_constant(found):
+                self.shared[name] = found[0]
+            else:
+                self.beside[name] = torch.stack(found)
+        if not self.trained:
+            raise InTurn("nothing of its model is trained")
+        self.dtype = next(iter(self.trained.values())).dtype
+        # Those that are done stay in these, while the parameters that are stepped become views of the first rows.
+        self.whole = {name: value.data for name, value in self.trained.items()} | self.beside
+        self.optimizer = optimizer_of(
+            {name: self.trained[inner] for name, inner in self.names.items()},
+            self.first.training,
+            self.first.device,
+            self.first.rate,
+        )
+        self.regularize = self._regularizing()
+
+    # The loop
+
+    def train(self) -> list[float]:
+        """Train all rows, and return their mean losses."""
+        batches = [fit.start() for fit in self.fits]
+        totals = torch.zeros(len(self.fits), dtype=torch.float64, device=self.first.device)
+        seen = [0] * len(self.fits)
+        drawn = draws(self.first.device)
+        for step in range(2**62):
+            picked = [_of_row(row, partial(next, each, None)) for row, each in enumerate(batches)]
+            going = [examples for examples in picked if examples is not None]
+            if any(examples is None for examples in picked[: len(going)]):
+                raise InTurn("a device with more examples takes fewer steps")
+            if not going:
+                break
+            if len(going) < len(batches):
+                self._narrow(len(going))
+                del batches[len(going) :]
+            self.optimizer.zero_grad(set_to_none=True)
+            beside = None if self.regularize is None else self.regularize()
+            parts = [micro_batches(examples, self.first.training.examples_at_once) for examples in going]
+            counts = [sum(map(len, of_row)) for of_row in parts]
+            values = self._add_gradients(parts, counts)
+            if step == 0 and not torch.equal(drawn, draws(self.first.device)):
+                raise InTurn("the model or its loss draws at random")
+            if beside is not None:
+                values = values + beside
+            if self.first.training.clip_norm:
+                self._clip(self.first.training.clip_norm)
+            self.optimizer.step()
+            totals[: len(going)] += values.double() * torch.tensor(counts, device=values.device)
+            for row, count in enumerate(counts):
+                seen[row] += count
+        return [total / max(1, examples) for total, examples in zip(totals.tolist(), seen, strict=True)]
+
+    def _add_gradients(self, parts: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Tensor:
+        """Add the gradients of the batches' mean losses, and return these, one per row."""
+        values = torch.zeros(len(parts), dtype=self.dtype, device=self.first.device)
+        for place in range(max(map(len, parts))):
+            having = [row for row, of_row in enumerate(parts) if place < len(of_row)]
+            examples = {row: _of_row(row, partial(self.fits[row].examples_of, parts[row][place])) for row in having}
+            for rows in self._at_once(examples):
+                losses = self._losses(rows, [examples[row] for row in rows], [counts[row] for row in rows])
+                losses.sum().backward()
+                values = values.index_add(0, torch.tensor(rows, device=values.device), losses.detach().to(values.dtype))
+        return values
+
+    def _at_once(self, examples: Mapping[int, tuple[Tensor, Tensor]]) -> Iterable[list[int]]:
+        """Return which rows' batches are computed at once."""
+        found: dict[Any, list[int]] = {}
+        for row, (inputs, labels) in examples.items():
+            # A norm may refuse a single example.
+            size = len(inputs) if len(inputs) == 1 or not self.weighs else 0
+            found.setdefault((size, inputs.shape[1:], labels.shape[1:]), []).append(row)
+        return found.values()
+
+    def _losses(self, rows: list[int], batches: list[tuple[Tensor, Tensor]], counts: list[int]) -> Tensor:
+        """Return the rows' parts of their mean losses.
+
+        counts: the examples of the whole batches, of which these may be parts.
+        """
+        sizes = [len(inputs) for inputs, _ in batches]
+        self.computed, self.sizes = rows, sizes
+        inputs, labels = ([batch[side] for batch in batches] for side in (0, 1))
+        trained: Mapping[str, Tensor] = self.trained
+        beside, at = self.beside, None
+        if len(rows) < len(next(iter(self.trained.values()))):
+            at = torch.tensor(rows, device=self.first.device)
+            trained = {name: value[at] for name, value in trained.items()}
+            beside = {name: value[at] for name, value in beside.items()}
+        weights = None
+        if len(set(sizes)) > 1:
+            of_rows = [torch.full((size,), 1 / n, dtype=self.dtype) for size, n in zip(sizes, counts, strict=True)]
+            weights = _padded(of_rows).to(self.first.device)
+        losses: Tensor = vmap(self._loss, in_dims=(0, 0, 0, 0, None if weights is None else 0))(
+            trained, beside, _padded(inputs), _padded(labels), weights
+        )
+        if at is not None:
+            for name, value in beside.items():
+                self.beside[name][at] = value
+        if weights is None and sizes != counts:
+            losses = losses * torch.tensor([s / n for s, n in zip(sizes, counts, strict=True)], device=losses.device)
+        return losses
+
+    def _loss(
+        self,
+        trained: Mapping[str, Tensor],
+        beside: Mapping[str, Tensor],
+        inputs: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+    ) -> Tensor:
+        self.weights = weights
+        tensors = {**trained, **beside, **self.shared}
+        found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights))
+        return found
+
+    # What a step does beside
+
+    def _narrow(self, count: int) -> None:
+        """Leave all but the first rows as they are from now on."""
+        for parameter in self.trained.values():
+            parameter.data = parameter.data[:count]
+            parameter.grad = None
+            state = self.optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim():  # not the number of steps
+                    state[key] = value[:count]
+        self.beside = {name: value[:count] for name, value in self.beside.items()}
+
+    def _clip(self, most: float) -> None:
+        """Scale each row's gradients to at most this norm, as `nn.utils.clip_grad_norm_` does."""
+        gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
+        norms = torch.stack([each.flatten(1).square().sum(1) for each in gradients]).sum(0).sqrt()
+        scales = (most / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scales.view(-1, *[1] * (gradient.dim() - 1)))
+
+    def _regularizing(self) -> Callable[[], Tensor | None] | None:
+        """Return what sets gradients to those of the rows' regularizers, as `wildflower.client_app.fitting` does."""
+        found = [fit.regularizer for fit in self.fits if fit.regularizer is not None]
+        if not found:
+            return None
+        kinds = {(each.strength, each.reported, each.toward is None, *each.correction) for each in found}
+        if len(found) < len(self.fits) or len(kinds) > 1:
+            raise InTurn("devices are regularized differently")
+        strength, reported = found[0].strength, found[0].reported
+        received: dict[str, Tensor] = {}
+        corrections: dict[str, Tensor] = {}
+        for name, inner in self.names.items():
+            if strength:
+                towards = [None if each.toward is None else each.toward[name] for each in found]
+                whole = self.whole[inner]
+                received[inner] = whole.clone() if None in towards else torch.stack(towards).to(whole)  # type: ignore
+            if name in found[0].correction:
+                corrections[inner] = torch.stack([each.correction[name] for each in found]).to(self.first.device)
+
+        def regularize() -> Tensor | None:
+            distances = []
+            for name, parameter in self.trained.items():
+                count = len(parameter)
+                if received:
+                    moved = parameter.detach() - received[name][:count]
+                    if reported:
+                        distances.append(moved.flatten(1).square().sum(1))
+                    parameter.grad = moved.mul_(strength)
+                    if name in corrections:
+                        parameter.grad -= corrections[name][:count]
+                elif name in corrections:
+                    parameter.grad = corrections[name][:count].neg()
+            return strength / 2 * torch.stack(distances).sum(0) if distances else None
+
+        return regularize
+
+    def write_back(self) -> None:
+        """Give every model its row."""
+        for row, fit in enumerate(self.fits):
+            table = dict(fit.loss.named_parameters()) | dict(fit.loss.named_buffers())  # type: ignore[attr-defined]
+            for name, value in self.whole.items():
+                table[name].data = value[row]
+
+
+def _pure(fit: Fit) -> PureLoss:
+    if not isinstance(fit.loss, PureLoss):
+        raise InTurn("its loss is no PureLoss (wildflower.strategies.shared_losses)")
+    fit.model.train()
+    return fit.loss
+
+
+def _are_constant(tensors: Sequence[Tensor]) -> bool:
+    """Say whether a buffer is a table of whole numbers that all devices have alike: an index cannot be stacked."""
+    first = tensors[0]
+    return not first.is_floating_point() and first.dim() > 0 and all(torch.equal(first, each) for each in tensors)
+
+
+def _of_row(row: int, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        raise RowError(row, error) from error
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    """Stack tensors whose first sides may differ, with zeros behind the shorter ones."""
+    most = max(map(len, rows))
+    if all(len(row) == most for row in rows):
+        return torch.stack(list(rows))
+    found = rows[0].new_zeros(len(rows), most, *rows[0].shape[1:])
+    for into, row in zip(found, rows, strict=True):
+        into[: len(row)] = row
+    return found
+
+
+# Layers that are other ones in a stack --------------------------------------------------------------------------------
+
+
+@contextmanager
+def _for_rows(rows: _Rows) -> Iterator[None]:
+    """Let the layers of the first loss compute for a stack, for the time of a `with` block."""
+    changed = []
+    for module in rows.loss.modules():
+        if isinstance(module, HalvingMaxPool):
+            module.forward = partial(nn.MaxPool2d.forward, module)  # type: ignore[method-assign]
+        elif isinstance(module, nn.Dropout):
+            module.forward = partial(_dropout, module, rows)  # type: ignore[method-assign]
+        elif isinstance(module, _BatchNorm):
+            module.forward = partial(_norm, module, rows)  # type: ignore[method-assign]
+        else:
+            continue
+        changed.append(module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def _dropout(dropout: nn.Dropout, rows: _Rows, x: Tensor) -> Tensor:
+    if not dropout.training or not 0 < dropout.p < 1:
+        return F.dropout(x, dropout.p, dropout.training)
+    noise: Tensor = _Noise.apply(x.detach(), dropout.p, rows)
+    return x * noise
+
+
+class _Noise(torch.autograd.Function):
+    """What dropout multiplies by: each row's as its device draws it alone, on a processor to the bit."""
+
+    @staticmethod
+    def forward(x: Tensor, p: float, rows: _Rows) -> Tensor:
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, p: float, rows: _Rows) -> tuple[Tensor, int]:
+        noise = torch.zeros_like(x)
+        for into, row, size in zip(noise, rows.computed, rows.sizes, strict=True):
+            into[:size].copy_(torch.empty_like(into[:size]).bernoulli_(1 - p, generator=rows.generators[row]))
+        return noise.div_(1 - p), 0
+
+
+def _norm(norm: _BatchNorm, rows: _Rows, x: Tensor) -> Tensor:
+    """Return a batch norm's result (batch, channels, *sides), in which padded examples do not count."""
+    if rows.weights is None or not (norm.training or norm.running_mean is None):
+        found: Tensor = type(norm).forward(norm, x)
+        return found
+    share = rows.weights / rows.weights.sum()
+    sides = list(range(2, x.dim()))
+    of_examples = [1, -1, *[1] * len(sides)]
+
+    def mean_of(values: Tensor) -> Tensor:
+        return (share.unsqueeze(0) @ (values.mean(sides) if sides else values)).squeeze(0)
+
+    mean = mean_of(x)
+    centered = x - mean.view(of_examples)
+    variance = mean_of(centered.square())
+    if norm.running_mean is not None and norm.running_var is not None:
+        if norm.momentum is None or norm.num_batches_tracked is not None:
+            raise InTurn("a batch norm counts its batches")
+        count = (rows.weights > 0).sum() * x.shape[2:].numel()
+        with torch.no_grad():
+            norm.running_mean.mul_(1 - norm.momentum).add_(norm.momentum * mean)
+            norm.running_var.mul_(1 - norm.momentum).add_(norm.momentum * variance * count / (count - 1))
+    scale = (variance + norm.eps).rsqrt()
+    if norm.weight is None:
+        return centered * scale.view(of_examples)
+    return centered * (scale * norm.weight).view(of_examples) + norm.bias.view(of_examples)

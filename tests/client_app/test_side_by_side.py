@@ -1,0 +1,269 @@
+"""Devices whose trainings are done at once return what they return in turn."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.client_app.work_orders import Apart, answers, batch, work_order
+from wildflower.client_app import side_by_side, stack, work
+from wildflower.client_app.fitting import Fit, fit_here
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.cnn import Cnn3, PflCnn
+from wildflower.models.mlp import Mlp
+from wildflower.models.weights import with_weights
+from wildflower.strategies.shared_losses import PureLoss, Regularizer
+from wildflower.tasks.task import TaskSpec, load_task
+
+SPEC = TaskSpec(name="digits", devices=4, seed=1, partition="iid")
+DOUBLE = torch.float64
+FAMILIES = [Cnn3(input_shape=(1, 8, 8), norm="static"), Cnn3(input_shape=(1, 8, 8)), Mlp(input_shape=(1, 8, 8))]
+DROPPING = PflCnn(input_shape=(1, 8, 8))
+
+
+def doubled(inputs_and_labels):
+    inputs, labels = inputs_and_labels
+    return inputs.to(DOUBLE), labels
+
+
+def fits_of(counts, width, training, family, regularizers=None, seed=0):
+    """Trainings in float64 of devices with so many examples."""
+    task, architecture = load_task(SPEC), family.width(width)
+    found = []
+    for device, count in enumerate(counts):
+        generator = torch.Generator().manual_seed(seed + device)
+        weights = {
+            name: torch.rand(spec.shape, generator=generator, dtype=DOUBLE) * 0.4 + 0.05
+            for name, spec in family.tensors(architecture).items()
+        }
+        model = with_weights(family, architecture, weights)
+        shard = torch.randperm(len(task.train), generator=generator)[:count]
+
+        def start(shard=shard, device=device):
+            return work_picks(shard, training, torch.Generator().manual_seed(device))
+
+        def examples_of(picked):
+            return task.prepare(task.train.inputs[picked], augment=None).to(DOUBLE), task.train.labels[picked]
+
+        regularizer = None if regularizers is None else regularizers(model, generator)
+        found.append(
+            Fit(model, PureLoss(task, model), start, examples_of, count, training, torch.device("cpu"), regularizer)
+        )
+    return found
+
+
+def work_picks(shard, training, generator):
+    from wildflower.client_app.batches import picks_of
+
+    return picks_of(shard, training, generator)
+
+
+def assert_alike(make):
+    """Train two copies of the same trainings, in turn and at once."""
+    alone, beside = make(), make()
+    in_turn = []
+    for number, fit in enumerate(alone):
+        torch.manual_seed(number)
+        in_turn.append(fit_here(fit))
+    order = sorted(range(len(beside)), key=lambda k: -beside[k].examples)
+    drawn = [torch.Generator().manual_seed(k).get_state() for k in order]
+    losses, _ = stack.fit_stacked([beside[k] for k in order], drawn)
+    at_once = dict(zip(order, losses, strict=True))
+    for number, fit in enumerate(alone):
+        assert at_once[number] == pytest.approx(in_turn[number], rel=1e-5)
+        for (name, wanted), found in zip(
+            fit.model.state_dict().items(), beside[number].model.state_dict().values(), strict=True
+        ):
+            assert torch.linalg.norm(found - wanted) <= 1e-5 * torch.linalg.norm(wanted), (number, name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    counts=st.lists(st.integers(2, 23), min_size=2, max_size=5),
+    width=st.sampled_from([0.0625, 0.125, 0.25]),
+    batch_size=st.integers(2, 9),
+    steps=st.integers(0, 4),
+    micro=st.sampled_from([0, 2, 3]),
+    family=st.sampled_from(FAMILIES),
+    optimizer=st.sampled_from(["sgd", "adam"]),
+    clip=st.sampled_from([0.0, 0.3]),
+)
+def test_numbers_of_examples_steps_and_widths(counts, width, batch_size, steps, micro, family, optimizer, clip):
+    training = LocalTraining(
+        batch_size=batch_size,
+        steps=steps,
+        epochs=2,
+        micro_batch_size=micro,
+        learning_rate=0.02,
+        momentum=0.9,
+        weight_decay=1e-3,
+        optimizer=optimizer,
+        clip_norm=clip,
+    )
+    assert_alike(lambda: fits_of(counts, width, training, family))
+
+
+@pytest.mark.parametrize("micro", [0, 3])
+def test_dropout_draws_what_each_device_draws_alone(micro):
+    training = LocalTraining(batch_size=7, epochs=2, micro_batch_size=micro, learning_rate=0.02)
+    assert_alike(lambda: fits_of([9, 23, 14], 0.25, training, DROPPING))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.7])
+@pytest.mark.parametrize("correction", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_regularizers(strength, correction, given):
+    training = LocalTraining(batch_size=7, epochs=2, learning_rate=0.02, momentum=0.5)
+
+    def regularizers(model, generator):
+        drawn = {name: torch.rand(p.shape, generator=generator, dtype=DOUBLE) for name, p in model.named_parameters()}
+        return Regularizer(strength, drawn if given else None, drawn if correction else {}, reported=strength > 0)
+
+    assert_alike(lambda: fits_of([9, 23, 14], 0.125, training, FAMILIES[0], regularizers))
+
+
+def test_parts_of_the_model_with_rates_of_their_own():
+    training = LocalTraining(batch_size=7, learning_rate=0.02, learning_rates={"block1": 0.0, "block2": 3.0})
+    assert_alike(lambda: fits_of([9, 23], 0.125, training, FAMILIES[0]))
+
+
+# Messages
+
+
+def trained(updates, arrays):
+    """What each device returned: its weights by device, and its loss."""
+    return {u.device: (arrays[u.payloads["weights"]], u.loss) for u in updates if u.outcome == "trained"}
+
+
+def replies(number, *orders, local=Apart(), **changes):
+    content = batch(*orders, side_by_side=number, each_by_itself=True, **changes)
+    reply, arrays = answers(content)
+    assert [u.device for u in sorted(reply.updates, key=lambda u: u.order)] == [order.device for order in orders]
+    return reply.updates, arrays
+
+
+def values(data):
+    return torch.frombuffer(bytearray(data), dtype=torch.float32)
+
+
+@pytest.fixture
+def stacked(monkeypatch):
+    """How many trainings were done at once, each time."""
+    seen = []
+    real = stack.fit_stacked
+    monkeypatch.setattr(side_by_side, "fit_stacked", lambda fits, drawn: (seen.append(len(fits)), real(fits, drawn))[1])
+    monkeypatch.setattr(side_by_side, "_told", set())
+    return seen
+
+
+def test_a_message_comes_to_the_same(stacked):
+    orders = [work_order(device) for device in range(4)]
+    wanted = trained(*replies(1, *orders))
+    assert not stacked
+    found = trained(*replies(3, *orders))
+    assert stacked == [2, 2]
+    assert found.keys() == wanted.keys() == {0, 1, 2, 3}
+    for device, (weights, loss) in wanted.items():
+        assert loss == pytest.approx(found[device][1], rel=1e-4)
+        torch.testing.assert_close(values(found[device][0]), values(weights), rtol=1e-3, atol=1e-5)
+    assert trained(*replies(3, *orders)) == found  # the same bits each time
+
+
+def test_a_device_that_cannot_train_is_told_alone(stacked):
+    """An order that is malformed, and data that cannot be had: the others' bits are those without these devices."""
+    orders = [work_order(device) for device in range(4)]
+    wanted = trained(*replies(4, orders[0], orders[2]))
+    orders[1] = work_order(1, digest="0" * 16)
+    orders[3] = work_order(99, order=3)
+    updates, arrays = replies(4, *orders)
+    assert trained(updates, arrays) == wanted
+    outcomes = {u.device: u.outcome for u in updates}
+    assert outcomes[1].startswith("refused: device 1: server and device disagree")
+    assert outcomes[99].startswith("failed: IndexError: device 99")
+
+
+def test_examples_that_cannot_be_read_concern_their_device_alone(stacked, monkeypatch):
+    orders = [work_order(device) for device in range(3)]
+    wanted = trained(*replies(3, orders[0], orders[2]))
+    real = work.DeviceContext._examples_of
+
+    def broken(self, picked):
+        if self.order.device == 1:
+            raise OSError("the card is gone")
+        return real(self, picked)
+
+    monkeypatch.setattr(work.DeviceContext, "_examples_of", broken)
+    updates, arrays = replies(3, *orders)
+    assert trained(updates, arrays) == wanted
+    assert [u.outcome for u in updates if u.device == 1] == ["failed: OSError: the card is gone"]
+
+
+def test_a_device_that_diverges_leaves_the_others_bits(stacked, monkeypatch):
+    orders = [work_order(device) for device in range(3)]
+    wanted = trained(*replies(3, *orders))
+    real = work.DeviceContext._examples_of
+
+    def huge(self, picked):
+        inputs, labels = real(self, picked)
+        return (inputs * float("inf") if self.order.device == 1 else inputs), labels
+
+    monkeypatch.setattr(work.DeviceContext, "_examples_of", huge)
+    updates, arrays = replies(3, *orders)
+    assert trained(updates, arrays) == {device: wanted[device] for device in (0, 2)}
+    assert "not finite" in next(u.outcome for u in updates if u.device == 1)
+
+
+class ByClosure(Apart):
+    """A loss that is any function, which might keep something from one batch to the next."""
+
+    def loss(self, context, model):
+        return lambda inputs, labels: context.task.loss(model(inputs), labels)
+
+
+def test_a_client_step_that_cannot_trains_in_turn_and_that_is_told_once(stacked, caplog):
+    orders = [work_order(device, local=ByClosure()) for device in range(3)]
+    wanted = trained(*replies(1, *orders))
+    assert trained(*replies(3, *orders)) == wanted  # to the bit
+    assert trained(*replies(3, *orders)) == wanted
+    told = [record.getMessage() for record in caplog.records if "in turn" in record.getMessage()]
+    assert told == [
+        "tests.client_app.test_side_by_side:ByClosure is trained in turn: its loss is no PureLoss "
+        "(wildflower.strategies.shared_losses)"
+    ]
+
+
+def test_where_memory_does_not_suffice_halves_train_at_once(stacked, monkeypatch):
+    orders = [work_order(device) for device in range(4)]
+    wanted = trained(*replies(2, *orders))
+    real = side_by_side.fit_stacked
+
+    def at_most_two(fits, drawn):
+        if len(fits) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(fits, drawn)
+
+    monkeypatch.setattr(side_by_side, "fit_stacked", at_most_two)
+    stacked.clear()
+    found = trained(*replies(4, *orders))
+    assert stacked == [2, 2]
+    assert found.keys() == wanted.keys()
+
+
+def test_auto_takes_turns_on_a_processor_and_fastest_takes_what_was_faster(stacked, monkeypatch):
+    orders = [work_order(device) for device in range(4)]
+    wanted = trained(*replies(1, *orders))
+    assert trained(*replies("auto", *orders)) == wanted
+    assert not stacked
+    monkeypatch.setattr(side_by_side, "_paces", {})
+    seconds = iter([3.0, 4.0])  # a training in turn, then two at once
+    monkeypatch.setattr(side_by_side, "_seconds", lambda do: (do(), next(seconds))[1])
+    replies("fastest", *orders)
+    assert stacked == [2]
+    replies("fastest", *orders)
+    assert stacked == [2, 4]
+    side_by_side._paces.clear()
+    slower = iter([1.0, 4.0, 1.0, 4.0])
+    monkeypatch.setattr(side_by_side, "_seconds", lambda do: (do(), next(slower))[1])
+    for _ in range(3):
+        replies("fastest", *orders)
+    assert stacked == [2, 4, 2, 2]  # measured twice, and then in turn
