@@ -343,6 +343,7 @@ def test_a_device_trains_its_own_head_and_keeps_it():
 
     received = {n: torch.full(s.shape, 2.0) for n, s in VIT.tensors(architecture).items() if n not in head}
     context = SimpleNamespace(
+        task=None,
         received={"weights": received},
         build=lambda weights: loaded(weights),
         family=VIT,

@@ -232,6 +232,8 @@ def _of_method(row: Mapping[str, Any]) -> dict[str, Any]:
             return {"recipfl.hidden": 8, "recipfl.decoder-hidden": 8}
         case "hypemefed":
             return {"hypemefed.hidden": 8, "hypemefed.epochs": 1}
+        case "rafl":  # a device's search takes a second, and its personal model is asked for again
+            return {"devices": TINY_DEVICES, "devices-per-round": TINY_DEVICES}
         case "model-search":
             return {"distillation.steps": 1, "distillation.batch-size": 4}
     return {}
