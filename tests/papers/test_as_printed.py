@@ -162,6 +162,16 @@ def test_rafls_budgets_are_the_printed_mflops_in_the_mean_and_lie_in_the_space(n
         assert config.params.macs[1] <= family.inference_macs(space.largest())
 
 
+def test_model_searchs_other_criteria_and_qsgd():
+    """Section 4.3 and appendix G.4: "We apply this process to our methods and FedAvg"."""
+    spaces = entry("model_search/section-4-4")
+    found = {row.name: configured(spaces, row, []) for row in spaces.methods()}
+    assert [found[name].params.criterion for name in ("memory", "bandwidth")] == ["memory", "bandwidth"]
+    one = entry("model_search/figure-15")
+    wires = {row.name: configured(one, row, []).wire for row in one.methods()}
+    assert wires == {"fedavg": "float32", "fedavg-qsgd": "qsgd", "search": "float32", "search-qsgd": "qsgd"}
+
+
 def test_rafl_at_scale():
     assert (first("rafl/figure-7-scaled").task, first("rafl/figure-7-scaled").devices) == ("femnist", 3000)
     fleet = tomllib.loads(Path(first("rafl/figure-7-sporadic").fleet).read_text())

@@ -127,7 +127,7 @@ def entries() -> list[Entry]:
         index = read_toml(folder / INDEX, "the index of a paper")
         shared = {key: index[key] for key in ("paper", "open")}
         tables = {name: table for name, table in index.items() if isinstance(table, dict)}
-        found += [Entry(name=f"{folder.name}/{name}", **shared, **table) for name, table in tables.items()]
+        found += [Entry(name=f"{folder.name}/{name}", **(shared | table)) for name, table in tables.items()]
     return found
 
 
