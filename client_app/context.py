@@ -1,4 +1,4 @@
-"""What a client step works with: one order on one device, its data, its limits and what the device keeps."""
+"""The context of a client step: one order on one device, its data, its limits and what the device keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device's changes lose where they travel as fewer bits: it is kept, and added the next time."""
+"""The error of changes that travel as fewer bits: it is kept, and added the next time."""
 
 from __future__ import annotations
 

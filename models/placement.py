@@ -1,4 +1,4 @@
-"""How a sub-model is cut out of the global model, and how what a device returns is added into it.
+"""The placement of a sub-model: how it is cut out of the global model, and how what returns is added into it.
 
 1. `kept_channels`: a width rate says how many channels a sub-model keeps of every channel group.
 2. `leading`, `rolling` or `chosen` select which ones: HeteroFL (Diao et al. 2021), FedRolex (Alam et al. 2022) and

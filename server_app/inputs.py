@@ -1,4 +1,4 @@
-"""What a run reads before it is built: its data, fleet, first weights and public data, and where it writes."""
+"""The inputs of a run, read before it is built: data, fleet, first weights, public data, and where it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run may start in a folder, or go on there: with the same settings, fleet, modules, weights and data."""
+"""Checks of a run's start or resumption in a folder: with the same settings, fleet, modules, weights and data."""
 
 from collections.abc import Mapping
 from pathlib import Path
