@@ -32,6 +32,7 @@ MOVED: dict[str, str] = {
     "decay-factor": "schedule.decay-factor",
     "aggregation": "aggregation.rule",
     "aggregation-trim": "aggregation.trim",
+    "over-selection": "aggregation.over-selection",
     "initial-weights": "initial.weights",
     "initial-names": "initial.names",
     "strong-devices": "strong.devices",

@@ -31,6 +31,7 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
         rounds=config.rounds,
         devices_per_round=config.devices_per_round,
         sampled_devices=config.sampled_devices,
+        buffer=config.buffer,
         training=LocalTraining(
             epochs=config.local_epochs,
             steps=config.local_steps,

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.validation import one_line
+from wildflower.messages.error import MessageError
 from wildflower.messages.orders import NodeReport
 from wildflower.messages.wire import NODE_REPORT_LIMITS, from_records
 from wildflower.rounds.exchange import Failure, exchange, pull
@@ -139,10 +140,12 @@ class ConnectedDevices(Population):
         self._known = {
             device: known
             for device, known in self._known.items()
-            if known.node in online and known.node not in self.busy and now - known.seen <= self._max_age
+            if known.node in online - self.busy - self.at_work and now - known.seen <= self._max_age
         }
         carried = {said.node: device for device, said in self._said.items()}
-        return sorted(online - self.busy, key=lambda node: (node not in carried, carried.get(node, node)))
+        return sorted(
+            online - self.busy - self.at_work, key=lambda node: (node not in carried, carried.get(node, node))
+        )
 
     def _wait_for_the_first(self, grid: Grid) -> None:
         """Where every node is still busy with an earlier round, wait until one answers."""
@@ -202,7 +205,7 @@ class ConnectedDevices(Population):
     @override
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """Those whose node is known and online, and not left working at a deadline."""
-        online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
+        online = set(grid.get_node_ids()) - self.busy - self.at_work - self._quarantine.held.keys()
         return [device for device in devices if device in self._known and self._known[device].node in online]
 
     @override
@@ -226,8 +229,10 @@ class ConnectedDevices(Population):
 
     @override
     def check_report(self, device: int, report: DeviceReport) -> None:
-        """MessageError where a second board with the node's key sent it."""
-        self._instances.check(self._known[device].node, report)
+        """MessageError where a second board with the node's key sent it, or the node carries another device now."""
+        if device not in self._said:
+            raise MessageError("its node has said since that it carries another device")
+        self._instances.check(self._said[device].node, report)
 
     @override
     def refused(self, node: int, why: str, *, lied: bool = False) -> None:
@@ -244,7 +249,7 @@ class ConnectedDevices(Population):
 
     @override
     def replied(self, device: int, report: DeviceReport) -> None:
-        known = self._known[device]
+        known = self._known[device] = self._said[device]  # who was at work for more than a round is known again
         known.report, known.seen = report, time.monotonic()
         known.reported = known.seen
 

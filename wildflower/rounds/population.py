@@ -54,7 +54,8 @@ class Population(ABC):
 
     def __init__(self, holdings: Holdings) -> None:
         self.holdings = holdings
-        self.busy: set[int] = set()
+        self.busy: set[int] = set()  # nodes that were left working: they are asked when they are free
+        self.at_work: set[int] = set()  # nodes whose update is awaited in a later round: they are asked nothing
         self._factors: dict[int, float] = {}
 
     @abstractmethod
