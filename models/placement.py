@@ -81,9 +81,9 @@ def groups_of(axis: AnyAxis) -> set[str]:
     return {axis.group} if isinstance(axis, Axis) else set()
 
 
-def kept_channels(full: int, rate: float, rounding: Callable[[float], int] = math.ceil) -> int:
+def kept_channels(full: int, rate: float) -> int:
     """Return how many of `full` channels a width rate keeps, at least 1."""
-    return max(1, rounding(round(rate * full, 9)))  # a hair's breadth of rounding error adds and loses no channel
+    return max(1, math.ceil(round(rate * full, 9)))  # a hair's breadth of rounding error adds and loses no channel
 
 
 def leading(group: str, full: int, kept: int) -> Coordinates:
