@@ -53,6 +53,7 @@ class _Work(threading.Thread, Generic[T]):
         self.result: T | None = None
         self.error: Exception | None = None
         self.loss: float | Exception = 0.0  # what came of it
+        self.at_once = 1
         self.draws: torch.Tensor
 
     def go_on(self) -> None:
@@ -91,19 +92,22 @@ class _Work(threading.Thread, Generic[T]):
         self.draws = draws(fit.device)
 
 
-def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> list[T | Exception]:
-    """Do some work whose trainings are done at once; return what comes of each, or why nothing does.
+def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> tuple[list[T | Exception], list[int]]:
+    """Do some work whose trainings are done at once.
 
     Args:
         name: what it is called where trainings cannot be done at once, which is told once.
         kind: what trainings have in common that take equally long; they are done as the first ones were done faster.
             None: at once.
+
+    Returns:
+        What comes of each, or why nothing does, and with how many it was trained at once, itself among them.
     """
     if len(works) == 1:
         try:
-            return [works[0](fit_here)]
+            return [works[0](fit_here)], [1]
         except Exception as error:
-            return [error]
+            return [error], [1]
     all_works = [_Work(work) for work in works]
     going: list[_Work[T]] = all_works
     while going:
@@ -117,7 +121,8 @@ def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> 
             _fit(waiting, name)
         else:
             _fit_faster(waiting, name, _paces.setdefault((kind, len(waiting).bit_length()), _Pace()))
-    return [work.result if work.error is None else work.error for work in all_works]  # type: ignore[misc]
+    found = [work.result if work.error is None else work.error for work in all_works]
+    return found, [work.at_once for work in all_works]  # type: ignore[return-value]
 
 
 def _fit(waiting: list[tuple[_Work[T], Fit]], name: str) -> None:
@@ -138,7 +143,7 @@ def _fit(waiting: list[tuple[_Work[T], Fit]], name: str) -> None:
             break
         else:
             for (work, _), loss, state in zip(waiting, losses, drawn, strict=True):
-                work.loss, work.draws = loss, state
+                work.loss, work.draws, work.at_once = loss, state, len(waiting)
             return
     _in_turn(waiting)
 
