@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of, todays_names
 from benchmarks.tables import markdown, write_between
-from wildflower.launch.experiment_file import SettingsError
+from wildflower.launch.experiment_file import SettingsError, beside
 from wildflower.launch.forked_server import ONE_THREAD
 from wildflower.launch.superlink import stop_signals_interrupt
 from wildflower.launch.sweeps import Planned, Row, sweep
@@ -55,8 +55,13 @@ COSTS = (
 )
 # Keys by the names that they had when figures were recorded.
 EARLIER_NAMES = {now: then for then, now in MOVED.items() if " " not in now}
-# Fleets that lie beside the studies, by the names under which digests have them: figures were recorded with these.
-RECORDED_AS = {"benchmarks/five-widths.toml": "five-widths"}
+# Fleets and tasks that lie beside the studies, by the names under which digests have them: figures were recorded so.
+RECORDED_AS = {
+    "benchmarks/five-widths.toml": "five-widths",
+    "trec:TASK": "trec",
+    "questions:TASK": "trec",
+    "nero:TASK": "nero",
+}
 Figures = dict[str, dict]  # of one method: seed -> figures
 
 
@@ -253,8 +258,10 @@ class Study:
         experiment = tomllib.loads(self.experiment.read_text())
         if experiment.get("deliver") == "largest":  # was the default when figures were recorded
             del experiment["deliver"]
-        fleet = experiment.get("fleet", "")
-        experiment |= {"fleet": RECORDED_AS[fleet]} if fleet in RECORDED_AS else {}
+        if experiment.get("data-dir") == "data/hapt":  # was found in a package when figures were recorded
+            del experiment["data-dir"]
+        for key in ("fleet", "task"):
+            experiment |= {key: RECORDED_AS[experiment[key]]} if experiment.get(key) in RECORDED_AS else {}
         settings: dict[str, Any] = {"": _as_recorded(experiment)}
         for setting in (then for now in self.methods[method] for then in self.recorded_as.get(now, (now,))):
             key, _, value = setting.partition("=")
@@ -355,7 +362,8 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     """Write the figures of finished runs into results.json, and the table of all into README.md; returns the table."""
     results = study.known()
     for run in finished:
-        layout = config_of(run.run_dir).compute.layout
+        with beside(study.experiment):
+            layout = config_of(run.run_dir).compute.layout
         method, _, digest = run.row.removesuffix(f".{layout}").rpartition(".")
         results[method][str(run.seed)] = study.figures(run.run_dir) | {"layout": layout, "settings": digest}
     results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}

@@ -23,6 +23,7 @@ from wildflower.models.lenet import LeNet5
 from wildflower.models.levels import Levels
 from wildflower.models.mlp import Mlp
 from wildflower.models.mobilenet import MobileNetV2, MobileNetV3
+from wildflower.models.of_transformers import is_configured
 from wildflower.models.ofa_resnet import OfaResNet50
 from wildflower.models.resnet import ResNet18, ResNet34, ResNet152
 from wildflower.models.traced.family import Traced
@@ -62,7 +63,11 @@ def family_class(name: object, arguments: Collection[str] = ()) -> type[Family]:
     """
     if isinstance(name, str) and is_reference(name):
         found = named(name, (Family, nn.Module))
-        if inspect.isroutine(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
+        if (
+            inspect.isroutine(found)
+            or is_configured(found)
+            or (inspect.isclass(found) and issubclass(found, nn.Module))
+        ):
             return Levels if "levels" in arguments else Traced
         kind: type[Family] = class_of(name, Family, "a family, where it is no function and no nn.Module,")
         if not isinstance(getattr(kind, "name", None), str):

@@ -140,10 +140,10 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
 
     Args:
         names: what a name in the file, or some dotted parts of it, is called in the family; "" leaves these parts out,
-            False the whole tensor. A prefix such as "bert." is left out where more names fit then; where `names` calls
-            something otherwise, only if no name fits. `gamma` and `beta` of norms are called `weight` and `bias` where
-            that fits. Where still no name fits, names are those of the family's published weights, if it has any, and
-            the tensors are of that sub-model.
+            False the whole tensor. A prefix such as "bert." is left out or added where more names fit then; where
+            `names` calls something otherwise, only if no name fits. `gamma` and `beta` of norms are called `weight` and
+            `bias` where that fits. Where still no name fits, names are those of the family's published weights, if it
+            has any, and the tensors are of that sub-model.
 
     Raises:
         ValueError: the file cannot be read, nothing in it fits, most of it is of another architecture and `names` calls
@@ -163,7 +163,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
     # Who says what a name of the file is called here has chosen what to take; false and "" only leave out.
     chosen = any(names.values() if names else ())
     if not (chosen and renamed.keys() & wanted.keys()):
-        renamed = _without_prefix(renamed, wanted, file)
+        renamed = _with_prefix(_without_prefix(renamed, wanted, file), wanted)
     renamed = _norms_as_today(renamed, wanted)
     _join_ties(renamed, family.further_names(), file)
     architecture, notes = family.full(), []
@@ -416,6 +416,18 @@ def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object],
             )
         found[short] = tensor
     return found
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return the tensors under the part of the model that lets most of them fit, such as "bert", of a file of it alone.
+
+    They stay as they are where as many fit already.
+    """
+    fits = {part: sum(f"{part}.{name}" in wanted for name in tensors) for part in {n.partition(".")[0] for n in wanted}}
+    best = max(sorted(fits), key=lambda part: fits[part], default="")
+    if fits.get(best, 0) <= len(tensors.keys() & wanted.keys()):
+        return dict(tensors)
+    return {f"{best}.{name}" if f"{best}.{name}" in wanted else name: tensor for name, tensor in tensors.items()}
 
 
 def _norms_as_today(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from wildflower.models.held import ORTHOGONAL, check_parts
+from wildflower.models.of_transformers import CONFIG, is_configured, made_from
 from wildflower.plugins.reference import PluginError, named, one_sentence
 
 
@@ -36,7 +37,8 @@ def made_module(
     task = {"classes": classes, "num_classes": classes, "input_shape": input_shape}
     values = {key: value for key, value in task.items() if key in parameters} | dict(arguments)
     try:
-        module = function(**values)
+        configured = CONFIG in values and is_configured(function)
+        module = made_from(function, values, classes) if configured else function(**values)
     except Exception as error:  # of any kind: it is the user's code
         raise PluginError(f"{where} fails: {one_sentence(error)}{_hint(error)}") from error
     tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The outcome.
+    """Runs side by side: tables, plots, and which method to take.
 
     Attributes:
         target: the score that the runs are timed to reach.
         advice: sentences about which method to take, how sure that is, and what is not counted.
-        tables: of texts; each has `csv()`, `latex()` and `markdown()`.
+        tables: the tables, as texts; each has `csv()`, `latex()` and `markdown()`.
         html: a whole page with all this, and plots.
         csv: every evaluation of every run that is compared, one per line.
-        groups: the runs, those of one method together, and of several seeds.
+        groups: the runs, with the seeds of one method together.
         scale: what their scores mean.
     """
 
@@ -107,6 +107,8 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     if target is None:
         figures = [run.figure for run in runs]
         target = min((f for f in figures if f is not None and not math.isnan(f)), key=scale.rank, default=None)
+    elif isinstance(target, bool) or not isinstance(target, int | float):
+        raise JournalError(f"target = {target!r}: must be a score that the runs are timed to reach, such as 0.9")
     elif scale.is_share and not 0 <= target <= 1:
         raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
     groups = sorted(grouped(runs), key=lambda group: (group.counts, scale.rank(group.mean)), reverse=True)

@@ -21,7 +21,7 @@ from wildflower.tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
-    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine", "hooks"}
+    {"seed", "run-name", "output-dir", "data-dir", "workers", "engine", "hooks"}
     | {"resume", "checkpoints.resume-from", "dp.resume-copy", "checkpoints.keep", "tracker"}
 )
 DATA_HASH = "data-sha256"  # of what identifies the data
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """Which replicate of its experiment it is."""
+        """The number of the replicate of its experiment."""
         seed = self.config["seed"]
         assert isinstance(seed, int)
         return seed

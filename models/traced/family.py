@@ -21,6 +21,7 @@ from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import TensorSpec
 from wildflower.models.made import made_module
 from wildflower.models.network import Network
+from wildflower.models.of_transformers import SIZES, with_settings
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
 from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program
@@ -46,6 +47,8 @@ class Traced(GroupFamily):
     norm: batch norms are those of the module ("batch"), or keep no running statistics ("static").
     scaler: whether results of cut layers are divided by the kept share of their channels (HeteroFL).
     keep: parts whose channels are never cut.
+    model, vocabulary, pad_id: of a class of `transformers`, the settings of its configuration, and what the task says
+        of its tokens (`of_transformers.with_settings`); they are among the `arguments` of a family that was made.
     """
 
     name: ClassVar[str] = NAME
@@ -57,11 +60,14 @@ class Traced(GroupFamily):
     scaler: bool = False
     keep: tuple[str, ...] = ()
     graph: str = ""
+    model: str = ""
+    vocabulary: int | None = None
+    pad_id: int | None = None
 
     @override
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(arguments)
+        found = with_settings(arguments)
         if isinstance(found.get("arguments"), Mapping):
             found["arguments"] = json.dumps(found["arguments"], sort_keys=True)
         if not isinstance(found.get("arguments", "{}"), str):
@@ -85,7 +91,8 @@ class Traced(GroupFamily):
 
     @override
     def spec(self) -> dict[str, Any]:
-        return super().spec() | {"arguments": json.loads(self.arguments)}
+        spec = super().spec() | {"arguments": json.loads(self.arguments)}
+        return {key: value for key, value in spec.items() if key not in ("model", *SIZES)}
 
     @property
     def input_dtype(self) -> torch.dtype:  # type: ignore[override]

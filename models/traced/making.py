@@ -1,4 +1,4 @@
-"""What a server does with a user's module before round 1: make it, trace it, and prove the graph to be the module."""
+"""A user's module before round 1: the server makes it, traces it, and proves the graph to be the module."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def _check_answer(where: str, written: Written, classes: int) -> None:
         raise PluginError(
             f"{where} answers with {answer[1]} numbers per example, and the task has {classes} classes: let its "
             "constructor have a parameter `classes` or `num_classes`, which gets that number"
+            f"{'. Labels that are fractions are numbers to be learned: classes are whole numbers' * (classes == 1)}"
         )
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from tests.small_run import simulated_grid, small_config, started
 from tests.tasks.text_files import SEP, VOCABULARY, make_tokenizer, write_lines
+from wildflower.launch.python import load
 from wildflower.models.weights import with_weights
 from wildflower.server_app.app import run
 from wildflower.server_app.config import ConfigError, RunConfig
@@ -347,3 +348,17 @@ def test_a_run_with_other_embeddings_ends_before_round_1(folder: Path) -> None:
         started(config(folder, family_arguments="vocabulary = 7"))
     with pytest.raises(ConfigError, match="it reads characters"):
         started(config(folder, family="bert-tiny"))
+
+
+@pytest.mark.thorough
+def test_a_model_of_transformers_is_cut_by_itself(folder: Path) -> None:
+    sizes = "hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 16"
+    model = {
+        "family": "transformers:AutoModelForSequenceClassification",
+        "family_arguments": f"model = {{model_type = 'bert', {sizes}}}",
+        "strategy": "heterofl",
+        "below_smallest": "smallest",
+    }
+    run_dir = run(simulated_grid(), config(folder, **model))
+    assert all(record.devices_replied == 4 for record in read_rounds(run_dir))
+    assert type(load(run_dir).model()) is transformers.BertForSequenceClassification
