@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 PRECISION = 0.01
-NAME = "traced"
+NAME = "your module"
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,15 @@ class ReadsAValue(Dense):
         return self.head(x * x.max().item())
 
 
+class SharesMemory(Dense):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.last = nn.Parameter(self.head.weight.detach()[:, :4])
+
+    def forward(self, images):
+        return super().forward(images) + self.last.sum(1)
+
+
 class Lazy(nn.Module):
     def __init__(self, classes):
         super().__init__()

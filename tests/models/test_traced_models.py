@@ -217,6 +217,7 @@ def test_a_price_is_that_of_a_step_that_is_followed(name, accumulates):
         ("ChangesInput", "changes its input in place"),
         ("ReadsAValue", r"operator aten\.item\.default \(own_traced\.py:\d+\).*it reads the value of a tensor"),
         ("Lazy", "has a lazy layer"),
+        ("SharesMemory", r"last and head\.weight share memory, and are not one tensor: tie weights by giving a module"),
         ("MostlyPinned", r"most of its parameters cannot be cut \(first\.weight: it is an input"),
         ("Whole", "most of its parameters cannot be cut"),
     ],
