@@ -55,8 +55,13 @@ COSTS = (
 )
 # Keys by the names that they had when figures were recorded.
 EARLIER_NAMES = {now: then for then, now in MOVED.items() if " " not in now}
-# Fleets that lie beside the studies, by the names under which digests have them: figures were recorded with these.
-RECORDED_AS = {"benchmarks/five-widths.toml": "five-widths"}
+# Fleets and tasks that lie beside the studies, by the names under which digests have them: figures were recorded so.
+RECORDED_AS = {
+    "benchmarks/five-widths.toml": "five-widths",
+    "trec:TASK": "trec",
+    "questions:TASK": "trec",
+    "nero:TASK": "nero",
+}
 Figures = dict[str, dict]  # of one method: seed -> figures
 
 
@@ -253,8 +258,10 @@ class Study:
         experiment = tomllib.loads(self.experiment.read_text())
         if experiment.get("deliver") == "largest":  # was the default when figures were recorded
             del experiment["deliver"]
-        fleet = experiment.get("fleet", "")
-        experiment |= {"fleet": RECORDED_AS[fleet]} if fleet in RECORDED_AS else {}
+        if experiment.get("data-dir") == "data/hapt":  # was found in a package when figures were recorded
+            del experiment["data-dir"]
+        for key in ("fleet", "task"):
+            experiment |= {key: RECORDED_AS[experiment[key]]} if experiment.get(key) in RECORDED_AS else {}
         settings: dict[str, Any] = {"": _as_recorded(experiment)}
         for setting in (then for now in self.methods[method] for then in self.recorded_as.get(now, (now,))):
             key, _, value = setting.partition("=")

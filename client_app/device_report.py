@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from wildflower.client_app.board_link import BoardError, about
 from wildflower.devices import node_config
+from wildflower.devices.conditions import Rest, rest_of
 from wildflower.devices.node import node_report
+from wildflower.devices.probe import probe_machine
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.speed import with_speed
 from wildflower.devices.state_folder import node_state_dir
@@ -30,6 +33,8 @@ def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_
     free_bytes = min(report.memory_available_bytes + left_bytes, report.memory_total_bytes)
     report = replace(report, memory_available_bytes=free_bytes)
     report = with_speed(report, config, node_state_dir(config))
+    if (rest := resting(config, report)) is not None:
+        report = replace(report, resting=rest.why, resting_seconds=rest.seconds)
     path = gpu_trainer(config)
     if path is None:
         return report
@@ -38,6 +43,12 @@ def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_
     except BoardError as error:  # the report tells what this device has now
         log.warning("%s", error)
         return report
+
+
+def resting(config: Mapping[str, object], report: DeviceReport | None = None) -> Rest | None:
+    """Return why the owner of a node lets its device take no part now; None where it does."""
+    owner = node_config.read(config)
+    return rest_of(owner, report or probe_machine(), node_state_dir(config), datetime.now())
 
 
 def gpu_trainer(config: Mapping[str, object]) -> Path | None:

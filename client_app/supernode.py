@@ -8,8 +8,9 @@ that from then on every reply leaves one message late. On slow links that happen
 It goes on to say that it is there where the server answers that with an error of its own, as one does whose disk is
 full: Flower 1.42 would never say it again, and the server would take the node for gone until it is started anew.
 
-It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.42
-would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
+Its work is started by a process of ours, `client_app/starter.py`, in place of flower-superexec. When that one ends,
+killed for want of memory, say, the node ends too: Flower 1.42 would go on to take messages that nobody works on. What
+has started the node, systemd or Docker, starts it again.
 
 It sends a request again where the server closes the connection, also under TLS (`wildflower.messages.retries`). Where
 the server does not let it in, it says why, and ends with a code of its own (`wildflower.client_app.admission`).
@@ -28,6 +29,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +48,8 @@ from wildflower.messages.retries import retry_closed_connections
 # Weights travel in pieces of this size, two at a time, each of which has to arrive within 30 seconds: of Flower's own,
 # 5 MB, two need 2.8 Mbit/s for that, and what comes too late is sent again.
 PIECE_BYTES = 2**20
+STARTER = Path(__file__).with_name("starter.py")
+INSTALLING = "--allow-runtime-dependency-installation"
 
 Pull = Callable[..., int | None]
 
@@ -60,7 +64,9 @@ def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
     def pull_or_let_go(*, state: Any, object_store: Any, **others: Any) -> int | None:
         if started and started[0].poll() is not None:
             print(
-                "ERROR: flower-superexec, which starts this node's work, has ended: so does the node", file=sys.stderr
+                "ERROR: the process that starts this node's work has ended: so does the node",
+                file=sys.stderr,
+                flush=True,
             )
             os.kill(
                 os.getpid(), signal.SIGTERM
@@ -108,13 +114,15 @@ def lasting(heartbeat: Callable[[], bool], ends: list[int]) -> Callable[[], bool
 
 
 def kept_in(started: list[subprocess.Popen[Any]]) -> SimpleNamespace:
-    """Return the module `subprocess` with a `Popen` that also adds what it starts to a list.
+    """Return the module `subprocess` with a `Popen` that also adds what it starts to a list; ours for Flower's starter.
 
-    Flower does not keep the process that it starts.
+    Flower does not keep the process that it starts. Its own one alone can install what a bundle depends on.
     """
 
-    def popen(*arguments: Any, **options: Any) -> subprocess.Popen[Any]:
-        started.append(subprocess.Popen(*arguments, **options))
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        if command[0] == "flower-superexec" and INSTALLING not in command:
+            command = [sys.executable, "-P", str(STARTER), *command[1:]]
+        started.append(subprocess.Popen(command, **options))
         return started[-1]
 
     return SimpleNamespace(**vars(subprocess) | {"Popen": popen})

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from wildflower.client_app.context import DeviceContext, Workplace
-from wildflower.client_app.device_report import device_report, gpu_trainer
+from wildflower.client_app.device_report import device_report, gpu_trainer, resting
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.fitting import Fit
 from wildflower.client_app.kept_state import DeviceState
@@ -104,8 +104,11 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         own_device(config)  # ValueError, before anything is trained, if the node config does not say it
     before_bytes = 0 if batch.shared_process else own_bytes()
     models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders read later
+    rest = None if batch.shared_process else resting(config)
 
     def begin(order: WorkOrder, fit: Callable[[Fit], float]) -> _Begun:
+        if rest is not None:
+            raise Refusal(f"the device takes no part now: {rest.why}")
         state = _state_of(order.device, batch, config)
         training, order, masks = _masks(batch, order, arrays, state.folder, config)
         context = DeviceContext(

@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -288,18 +289,24 @@ def _work(
     import torch
 
     from wildflower.client_app import work
+    from wildflower.devices.conditions import note_use
     from wildflower.devices.probe import probe_machine
 
     with suppress(OSError):  # where memory runs out, the kernel is to end this process and no other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
     end_with(worker)
     out: list[bytes] = []
+    began, bytes_down = time.monotonic(), sum(map(len, arrays))
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or math.ceil(probe_machine().cpus)))
         reply, out = work.do(kind, text, arrays, config)
         answer = {"text": reply}
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
+    if kind in ("train", "evaluate"):
+        with suppress(OSError):  # of a full disk, which the work's own state tells
+            nbytes = bytes_down + sum(map(len, out))
+            note_use(node_state_dir(config), nbytes, time.monotonic() - began, datetime.now())
     os.write(announce, b"a")
     send(link, answer, out)
     sys.stdout.flush()

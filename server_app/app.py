@@ -19,6 +19,7 @@ from wildflower.devices.fleet import Fleet
 from wildflower.models.frozen import check_left
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
+from wildflower.rounds.buffered import BufferedEngine
 from wildflower.rounds.connected_devices import ConnectedDevices
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
@@ -349,7 +350,8 @@ def build(
         check_hooks(theirs, settings)
     except HookError as error:
         raise ConfigError(str(error)) from None
-    return Engine(method, population, [*standard_hooks(settings, population, own), *theirs], own), scores
+    kind_of_rounds = BufferedEngine if settings.buffer else Engine
+    return kind_of_rounds(method, population, [*standard_hooks(settings, population, own), *theirs], own), scores
 
 
 def _population(config: RunConfig, method: Method, task: Task, own: OwnData | None) -> Population:

@@ -42,6 +42,8 @@ def check(config: RunConfig) -> None:
         _check_private(config, need)
     if config.secure_aggregation.is_on:
         _check_secure(config, need)
+    if config.buffer:
+        _check_buffer(config, need)
     _check_wire(config, need)
     _check_partition(config, need)
 
@@ -105,27 +107,22 @@ def _check_names(config: RunConfig, need: Need) -> None:
 
 def _check_devices(config: RunConfig, need: Need) -> None:
     """Who takes part, and where devices run."""
-    sampled = config.sampled_devices
+    sampled, over_selection = config.sampled_devices, config.aggregation.over_selection
     if config.fleet:
         need(
             sampled <= config.devices,
             "devices-per-round",
             f"more than devices = {config.devices}"
-            + (f" (over-selection = {config.over_selection} asks {sampled})" if config.over_selection else ""),
+            + (f" (aggregation.over-selection = {over_selection} asks {sampled})" if over_selection else ""),
         )
     need(
-        not config.over_selection or config.deadline_seconds > 0 or bool(config.fleet),
-        "over-selection",
+        not over_selection or config.deadline_seconds > 0 or bool(config.fleet),
+        "aggregation.over-selection",
         "needs a fleet or deadline-seconds to tell who is late",
     )
     if config.engine == "nodes":
         need(bool(config.fleet), "engine", "nodes are workers of a fleet's devices, and fleet = '' has none")
         need(config.partition != "own", "engine", "devices of partition = 'own' have their data on nodes of their own")
-        need(
-            not config.state_dir,
-            "state-dir",
-            "with engine = 'nodes' what devices keep lies in their node's state-dir",
-        )
 
 
 def _check_training(config: RunConfig, need: Need) -> None:
@@ -199,6 +196,44 @@ def _check_scores(config: RunConfig, need: Need) -> None:
     )
 
 
+def _check_buffer(config: RunConfig, need: Need) -> None:
+    """What does not go with asynchronous rounds (docs/asynchronous.md)."""
+    need(
+        config.buffer <= config.devices_per_round,
+        "buffer",
+        f"devices-per-round = {config.devices_per_round} are at work at any time: at most that",
+    )
+    need(
+        config.method.traits(config.params).averages,
+        "buffer",
+        f"strategy = {config.strategy!r} does more with these settings than average what devices return, and what "
+        "that comes to with updates of earlier models nobody knows: leave buffer 0",
+    )
+    without = "leave buffer 0, or leave this out"
+    need(
+        not config.aggregation.over_selection,
+        "aggregation.over-selection",
+        f"drops who comes late, and with buffer = {config.buffer} nobody does: {without}",
+    )
+    need(
+        not (config.deadline_seconds and config.fleet),
+        "deadline-seconds",
+        f"ends a round, and with buffer = {config.buffer} a round ends with that many updates: {without}",
+    )
+    need(
+        not config.is_private,
+        "buffer",
+        "does not go with differential privacy (dp.epsilon, dp.noise-multiplier): its account wants every device in "
+        "a round with one probability, and devices that are at work are in none: leave buffer 0",
+    )
+    need(
+        not config.secure_aggregation.is_on,
+        "buffer",
+        "does not go with secure-aggregation, under which the devices of one round mask their updates of one model "
+        "together: leave buffer 0",
+    )
+
+
 def _check_wire(config: RunConfig, need: Need) -> None:
     """What does not go with rounded values."""
     if config.wire == "float32":
@@ -268,7 +303,11 @@ def _check_private(config: RunConfig, need: Need) -> None:
     )
     need(not config.norm_bound, "norm-bound", f"{with_it}: dp.clip is the bound")
     need(not config.both_models, "both-models", f"{with_it}: a device has one bounded change")
-    need(not config.over_selection, "over-selection", f"{with_it}: whether a device counts would hang on the others")
+    need(
+        not config.aggregation.over_selection,
+        "aggregation.over-selection",
+        f"{with_it}: whether a device counts would hang on the others",
+    )
     need(not config.personal.every, "personal.every", f"{with_it}: devices' own scores have no noise")
     need(config.devices_per_round <= config.devices, "devices-per-round", f"more than devices = {config.devices}")
 

@@ -107,6 +107,8 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     if target is None:
         figures = [run.figure for run in runs]
         target = min((f for f in figures if f is not None and not math.isnan(f)), key=scale.rank, default=None)
+    elif isinstance(target, bool) or not isinstance(target, int | float):
+        raise JournalError(f"target = {target!r}: must be a score that the runs are timed to reach, such as 0.9")
     elif scale.is_share and not 0 <= target <= 1:
         raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
     groups = sorted(grouped(runs), key=lambda group: (group.counts, scale.rank(group.mean)), reverse=True)

@@ -21,7 +21,7 @@ from wildflower.tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
-    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine", "hooks"}
+    {"seed", "run-name", "output-dir", "data-dir", "workers", "engine", "hooks"}
     | {"resume", "checkpoints.resume-from", "dp.resume-copy", "checkpoints.keep", "tracker"}
 )
 DATA_HASH = "data-sha256"  # of what identifies the data

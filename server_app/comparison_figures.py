@@ -45,9 +45,12 @@ def paper_columns(tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def figure(groups: Sequence[Group], scale: Scale, over: str | Sequence[str] | None = None) -> Figure:
     """Draw a line for each method and a band of one standard deviation over its seeds, a panel for each of `over`."""
-    asked = list(OVER) if over is None else [over] if isinstance(over, str) else list(over)
-    if unknown := next((name for name in asked if name not in OVER), None):
-        raise JournalError(f"over = {unknown!r}: must be among {', '.join(OVER)}; {nearest(unknown, OVER)}")
+    asked = list(OVER) if over is None else list(over) if isinstance(over, list | tuple) else [over]
+    if not asked:
+        raise JournalError(f"over = {over!r}: must be among {', '.join(OVER)}")
+    if unknown := [name for name in asked if name not in OVER]:
+        near = nearest(str(unknown[0]), OVER)
+        raise JournalError(f"over = {unknown[0]!r}: must be among {', '.join(OVER)}; {near}")
     with needed("matplotlib", "a figure"):
         from matplotlib.figure import Figure
 

@@ -165,8 +165,10 @@ class RunConfig(Params):
         "digits-demo", description='Bundled fleet or .toml file (docs/fleets.md); "" for real devices, one per node'
     )
     devices_per_round: Count = Field(10, description="Devices sampled per round")
-    over_selection: Rate = Field(
-        0.0, description="Share of devices sampled beyond that; the first devices-per-round that answer count"
+    buffer: CountOrZero = Field(
+        0,
+        description="Updates that make a new model, while slower devices go on with what they were sent: asynchronous "
+        "rounds, with devices-per-round at work at any time; 0 waits for a round's devices (docs/asynchronous.md)",
     )
     budget: BudgetLimits = Field(default_factory=BudgetLimits)
     deadline_seconds: Rate = Field(
@@ -269,10 +271,6 @@ class RunConfig(Params):
         description='Where figures of rounds go beside the journal, by the library of that name: mlflow, wandb, or "": '
         "nowhere (docs/trackers.md)",
     )
-    state_dir: str = Field(
-        "", description='Folder where simulated devices keep what stays on them; "" is a folder of the run'
-    )
-
     groups: dict[str, Params] = Field(
         default_factory=lambda: {name: params() for name, params in method_groups().items()}, exclude=True
     )
@@ -290,7 +288,7 @@ class RunConfig(Params):
     @property
     def sampled_devices(self) -> int:
         """Return how many devices a round asks, with over-selection: 10 with 0.3 asks 13."""
-        return self.devices_per_round + round(self.devices_per_round * self.over_selection)
+        return self.devices_per_round + round(self.devices_per_round * self.aggregation.over_selection)
 
     @property
     def params(self) -> Params:

@@ -134,7 +134,7 @@ class Compute(Params):
 
 
 class AggregationRule(Params):
-    """The rule for the values that devices return."""
+    """The rule for the values that devices return, and whose are waited for."""
 
     rule: Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"] = Field(
         "mean",
@@ -143,6 +143,10 @@ class AggregationRule(Params):
     )
     trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.2, description="Share of a coordinate's devices that trimmed-mean leaves out at each end"
+    )
+    over_selection: Rate = Field(
+        0.0,
+        description="Share of devices sampled beyond devices-per-round; the first devices-per-round that answer count",
     )
 
 

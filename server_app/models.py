@@ -90,7 +90,7 @@ class Evaluated(_Read):
         metric, higher_is_better: the metric of the scores, and which of them are better.
         mean, std: of the task's training inputs by channel, in the unit in which inputs are stored; None for tokens.
         input_dtype: as what inputs are stored.
-        label_names: of the classes, in their order; empty where the task has none.
+        label_names, columns: of the classes and of a table's inputs, in their order; empty where the task has none.
     """
 
     round: int
@@ -103,6 +103,7 @@ class Evaluated(_Read):
     std: list[float] | None
     input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
     label_names: list[str] = []
+    columns: list[str] = []
 
 
 class SavedModels(Evaluated):
@@ -166,6 +167,7 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
             std=normalization and normalization[1].tolist(),
             input_dtype=str(task.test.inputs.dtype).removeprefix("torch."),
             label_names=list(task.label_names),
+            columns=list(task.columns),
             models=found,
         )
         (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")
@@ -218,6 +220,8 @@ def load_model(
     """
     if which not in ("best", "newest"):
         raise ModelError(f"which = {which!r}: a run has a 'best' and a 'newest' evaluation")
+    if not isinstance(tier, str | None):
+        raise ModelError(f"tier = {tier!r}: must be the name of a tier, or None for the global model")
     if tier is not None and architecture is not None:
         raise ModelError(f"the model of the tier {tier!r} or that of an architecture: give one of them")
     folder = newest_whole(Path(run_dir) / FOLDER / which)

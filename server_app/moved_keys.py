@@ -32,6 +32,7 @@ MOVED: dict[str, str] = {
     "decay-factor": "schedule.decay-factor",
     "aggregation": "aggregation.rule",
     "aggregation-trim": "aggregation.trim",
+    "over-selection": "aggregation.over-selection",
     "initial-weights": "initial.weights",
     "initial-names": "initial.names",
     "strong-devices": "strong.devices",
@@ -77,6 +78,7 @@ MOVED: dict[str, str] = {
     "inclusivefl.rates": f"{_PLUG_INS}inclusivefl/inclusivefl_controls.py: RatesByType",
     "recipfl.divergence": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
     "recipfl.feature-weight": f"{_PLUG_INS}recipfl/recipfl_controls.py: Ablated",
+    "state-dir": "leave it out: simulated devices keep what stays on them in the run's folder",
     "report-max-age-seconds": "leave it out: a real node is asked anew where its last report is ten minutes old",
 }
 # What keys are called elsewhere, too far from their names here to be found by likeness.

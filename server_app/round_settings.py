@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from logging import INFO
-from pathlib import Path
 from typing import Literal
 
 from flwr.common import log
@@ -32,6 +31,7 @@ def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -
         rounds=config.rounds,
         devices_per_round=config.devices_per_round,
         sampled_devices=config.sampled_devices,
+        buffer=config.buffer,
         training=LocalTraining(
             epochs=config.local_epochs,
             steps=config.local_steps,
@@ -127,6 +127,4 @@ def _state_dir(config: RunConfig) -> str:
     """
     if config.engine == "nodes":
         return ""
-    if config.state_dir:
-        return str(Path(config.state_dir).expanduser().absolute())
     return str(run_folder(config) / "device-state") if config.fleet else ""

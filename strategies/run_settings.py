@@ -46,6 +46,7 @@ class RoundSettings:
     state_dir: str = ""
     norm_bound: float = 0.0
     privacy: Privacy | None = None
+    buffer: int = 0  # updates that make a new model, while other devices go on; 0: all of a round are waited for
     secure_minimum: int = 0  # the fewest devices whose sum the server may see; 0: it sees every device's update
     aggregation: Aggregation = MEAN
     wire: Wire = "float32"

@@ -13,7 +13,7 @@ class Traits:
 
     Attributes:
         averages: all that devices return goes into a `Method.running_mean`, and nothing relies on its being the mean:
-            the run's `aggregation` may be another one.
+            the run's `aggregation` may be another one, and with `buffer` there may be changes of earlier models.
         tells_more: a round tells more of a device than its share of means that are each of other coordinates, such as
             who trained, or how many own a coordinate: noise on the means does not make it differentially private.
         depends_on_rounds: what is done in a round depends on how many the run has (`settings.rounds`). It is not

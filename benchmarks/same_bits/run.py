@@ -84,7 +84,7 @@ BASE: dict[str, Any] = {
     "devices": 6,
     "workers": 2,
     "devices-per-round": 4,
-    "over-selection": 0.0,
+    "aggregation.over-selection": 0.0,
     "budget.memory-fraction": 0.85,
     "budget.transfer-seconds": 0.0,
     "deadline-seconds": 0.0,
@@ -304,7 +304,9 @@ VARIANTS: dict[str, Variant] = {
     "heterofl distilled": simulated("heterofl", distillation__steps=1),
     "heterofl personal": simulated("heterofl", **of(PERSONAL)),
     "local personal": simulated("local", **of(PERSONAL)),
-    "heterofl late": simulated("heterofl", over_selection=0.5, deadline_seconds=60.0, budget__transfer_seconds=1.0),
+    "heterofl late": simulated(
+        "heterofl", aggregation__over_selection=0.5, deadline_seconds=60.0, budget__transfer_seconds=1.0
+    ),
     "heterofl deadline": simulated("heterofl", deadline_seconds=0.02),
     "heterofl below smallest": simulated("heterofl", widths="1, 0.5", below_smallest="smallest"),
     "heterofl untiered": simulated("heterofl", evaluate_tiers=False),

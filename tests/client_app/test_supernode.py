@@ -106,7 +106,7 @@ def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, capsys):
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert pull_or_let_go(state=state, object_store=store) is None
         assert (len(pulled), told) == (1, [signal.SIGTERM])
-        assert "flower-superexec, which starts this node's work, has ended" in capsys.readouterr().err
+        assert "the process that starts this node's work has ended" in capsys.readouterr().err
     finally:
         signal.signal(signal.SIGTERM, before)
         child.kill()

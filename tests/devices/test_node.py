@@ -40,7 +40,7 @@ def test_a_wrong_key_is_named(key, value, tmp_path):
     [
         ("memory-limit-byte", "unknown key 'memory-limit-byte', did you mean 'memory-limit-bytes'"),
         ("bandwidth-cert", "'bandwidth-ca'"),
-        ("colour", "valid are bandwidth-address, "),
+        ("quota", "valid are bandwidth-address, "),
     ],
 )
 def test_an_unknown_key_is_an_error(key, words, tmp_path):

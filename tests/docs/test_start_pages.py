@@ -68,13 +68,14 @@ def test_simulate(here):
 
 @pytest.mark.thorough
 def test_your_data(here):
+    pytest.importorskip("onnxruntime")
     printed = follow("your-data.md", here)
     [plan] = [text for line, text in printed.items() if " plan " in line]
     assert re.search(r"9 board .* 37%", plan)
     [compared] = [text for line, text in printed.items() if " sweep " in line]
     assert "95 % interval" in " ".join(compared.split())
     assert "±" in compared
-    assert {"comparison.html", "comparison.csv", "board.pt2"} <= {file.name for file in here.iterdir()}
+    assert {"comparison.html", "comparison.csv", "board.onnx"} <= {file.name for file in here.iterdir()}
 
 
 @pytest.mark.thorough

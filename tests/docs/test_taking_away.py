@@ -72,7 +72,7 @@ def test_the_model(here):
             done = run_python("-c", text, folder=here, environment=environment)
             assert done.returncode == 0, done.stderr
             said.append(done.stdout.strip())
-    _, _, made, digit, _, small, table, predictions = said
+    _, _, made, small, _, digit, table, predictions = said
     assert made == ""
     assert digit in set("0123456789")
     assert small in set("0123456789")

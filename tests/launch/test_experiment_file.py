@@ -106,7 +106,6 @@ def test_relative_paths_mean_where_the_command_was_typed(tmp_path):
     assert run_dir == tmp_path / "here" / "out" / "one"
     assert (placed.output_dir, placed.data_dir) == (str(tmp_path / "here" / "out"), str(tmp_path / "data"))
     assert placed.fleet == str(tmp_path / "here" / "my" / "fleet.toml")
-    assert placed.state_dir == ""
 
 
 def test_bundled_fleets_and_absolute_paths_stay_as_they_are(tmp_path):

@@ -44,6 +44,22 @@ def test_a_sum_is_this():
     assert SCALE == 2**28
 
 
+def test_a_sum_from_another_start_is_this():
+    """Two devices, of weights 2 and 3; the second lacks class 1, whose row is the last two values."""
+    layout = Layout.of({"w": torch.zeros(1), "c": torch.zeros(2, 2)})
+    total = WeightedSum.zeros(layout, classes=2)
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    total.add(values, 2, torch.tensor([True, True]), ((1, 5),))
+    total.add(values, 3, torch.tensor([True, False]), ((1, 5),))
+    moved = total.moved(torch.tensor([10.0, -1.0, 0.0, 0.5, 0.0], dtype=torch.float64), 7, ((1, 5),))
+    assert [value / SCALE for value in moved.total.tolist()] == [7 * v for v in (5 * 11.0, 5 * 1.0, 5 * 3.0, 9.0, 10.0)]
+    assert (moved.weight, moved.class_weight.tolist()) == (35, [35, 14])
+    assert moved.largest >= magnitude(moved.total)
+    assert total.weight == 5
+    with pytest.raises(MessageError, match="small enough to add exactly"):
+        total.moved(torch.full((5,), 1e9, dtype=torch.float64), 64)
+
+
 def test_what_is_smaller_than_the_unit_is_rounded_to_even():
     total = WeightedSum.zeros(Layout.of({"w": torch.zeros(4)}))
     total.add(torch.tensor([0.5, 1.5, -0.75, 2.25], dtype=torch.float64) / SCALE, 1)

@@ -110,7 +110,7 @@ USES = {
     "scipy": [
         lambda folder: text_of(lambda: read_mat(folder / "train_32x32.mat", "X")),
         lambda _: text_of(compare_two),
-        lambda folder: text_of(lambda: made.write("svhn", folder / "made", train=20, test=20)),
+        lambda folder: text_of(lambda: made.write("unimib-shar", folder / "made", train=20, test=20)),
     ],
     "plotly": [told, lambda _: text_of(pages.library.__wrapped__)],
     "pandas": [told, lambda _: text_of(lambda: frame_of([], Summary))],

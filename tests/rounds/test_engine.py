@@ -117,7 +117,13 @@ def test_a_round_of_many_weights_goes_out_in_waves(tmp_path, monkeypatch):
 def test_over_selection_takes_the_first_and_does_not_wait_for_the_rest(tmp_path, monkeypatch):
     clock = FakeTime()
     monkeypatch.setattr("wildflower.rounds.exchange.time", clock)
-    keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "over-selection": 1.0, "deadline-seconds": 60.0}
+    keys = {
+        "fleet": "",
+        "devices": 4,
+        "devices-per-round": 2,
+        "aggregation.over-selection": 1.0,
+        "deadline-seconds": 60.0,
+    }
     engine, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
     grid = connected_grid(4, tmp_path)
     grid.seen = lambda messages: [
@@ -130,7 +136,7 @@ def test_over_selection_takes_the_first_and_does_not_wait_for_the_rest(tmp_path,
 
 
 def test_under_a_fleet_the_clock_says_who_comes_first(tmp_path):
-    keys = {"devices-per-round": 3, "over-selection": 1.0}
+    keys = {"devices-per-round": 3, "aggregation.over-selection": 1.0}
     engine, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
     result = engine.run_round(simulated_grid(2), 1, scorer)
     seconds = {d["device"]: d["simulated_seconds"] for d in result.devices}

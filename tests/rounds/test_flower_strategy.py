@@ -147,7 +147,7 @@ def test_a_node_that_is_late_is_left_out_until_it_answers(tmp_path):
 
 def test_over_selection_takes_the_first(tmp_path):
     strategy, grid = on_hardware(
-        tmp_path, devices=4, **{"devices-per-round": 2, "over-selection": 1.0, "deadline-seconds": 60.0}
+        tmp_path, devices=4, **{"devices-per-round": 2, "aggregation.over-selection": 1.0, "deadline-seconds": 60.0}
     )
     strategy.start(grid, IGNORED, num_rounds=1)
     found = list(outcomes(strategy.results[0]).values())

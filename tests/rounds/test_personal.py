@@ -199,7 +199,7 @@ def test_devices_score_as_many_examples_at_a_time_as_they_train(method, batches,
 
 
 def test_on_hardware_every_connected_device_takes_part(tmp_path):
-    keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "over-selection": 0.0}
+    keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "aggregation.over-selection": 0.0}
     engine, grid, record = a_round(tmp_path, "heterofl", connected_grid(4, tmp_path), **keys)
     assert record["personal_devices"] == 4
     batches = [batch for batch, _ in asked(grid) if batch.training is not None]

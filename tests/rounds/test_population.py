@@ -498,3 +498,87 @@ def test_devices_without_work_take_no_place():
     found = population.sample(grid, np.random.default_rng(1), 2, lambda devices: sum(d in (0, 4) for d in devices))
     assert {0, 4} <= set(found)
     assert len(population.sample(grid, np.random.default_rng(1), 2)) == 2
+
+
+def resting_client(rests):
+    """A client whose devices rest, by number, for as long as `rests` says."""
+
+    def answer(message, context):
+        device = context.node_config["partition-id"]
+        seconds = rests.get(device)
+        report = DeviceReport(
+            "pi",
+            memory_total_bytes=10,
+            memory_available_bytes=5,
+            resting="not charging" if seconds else None,
+            resting_seconds=seconds,
+        )
+        records = to_records(NodeReport(device=device, report=report.to_json()))
+        return Message(records, reply_to=message)
+
+    return answer
+
+
+def test_a_device_at_rest_is_not_sampled_and_not_asked_until_it_may_take_part(clock, caplog):
+    rests = {1: 600.0}
+    grid, population = InProcessGrid(resting_client(rests), 3, config), connected()
+    with caplog.at_level("INFO"):
+        assert sample(population, grid) == [0, 2]
+        assert "Device 1 takes no part now: not charging" in caplog.text
+        assert population.absences() == ["Device 1 takes no part now: not charging."]
+        clock.now += 300
+        assert sample(population, grid) == [0, 2]
+        assert queries(grid).count(2) == 1
+        rests.clear()
+        clock.now += 301
+        assert sample(population, grid) == [0, 1, 2]
+        assert queries(grid).count(2) == 2
+
+
+def test_where_all_rest_the_round_waits_for_the_first(clock, caplog):
+    rests = {0: 7200.0, 1: 3600.0}
+    grid, population = InProcessGrid(resting_client(rests), 2, config), connected()
+    began = clock.now
+    sleep = clock.sleep
+
+    def wake(seconds):
+        sleep(seconds)
+        if clock.now - began >= 3600:
+            rests.clear()
+
+    clock.sleep = wake
+    with caplog.at_level("INFO"):
+        assert sample(population, grid) == [1]
+    assert 3600 <= clock.now - began < 3700
+    assert "All devices that could be asked rest, until" in caplog.text
+
+
+def test_a_device_that_says_with_its_update_that_it_rests_is_left_out_of_the_next_round(clock):
+    grid, population = InProcessGrid(resting_client({}), 2, config), connected()
+    assert sample(population, grid) == [0, 1]
+    report = DeviceReport("pi", memory_total_bytes=10, memory_available_bytes=5, resting="hot", resting_seconds=300.0)
+    population.replied(0, report)
+    assert population.connected(grid, [0, 1]) == [0, 1]  # the rest of this round
+    assert population.everyone(grid) == [1]
+    assert sample(population, grid) == [1]
+
+
+def test_simulated_devices_take_part_within_their_hours(tmp_path, caplog):
+    (tmp_path / "night.toml").write_text(
+        '[[group]]\nname = "day"\ncount = 4\nmemory = "1 GB"\nhours = "08:00-20:00"\n'
+        '[[group]]\nname = "night"\ncount = 6\nmemory = "1 GB"\nhours = "22:00-06:00"\n'
+    )
+    fleet = Fleet.load(tmp_path / "night.toml", devices=10, seed=1)
+    population = SimulatedDevices(fleet, 1, holdings(lambda device: 10), wait_seconds=1.0)
+    grid = InProcessGrid(nowhere, 1)
+    assert sorted(population.sample(grid, np.random.default_rng(1), 50)) == [4, 5, 6, 7, 8, 9]
+    population.advance(6 * 3600.0, 0.0)
+    with caplog.at_level("INFO"):
+        assert sorted(population.sample(grid, np.random.default_rng(1), 50)) == [0, 1, 2, 3]
+    assert population.now_seconds == 8 * 3600.0
+    assert "No device takes part at simulated hour 6.00: the next do 7200 s later" in caplog.text
+    assert population.present(grid) == list(range(10))
+    assert population.absences() == [
+        "Devices of tier day take part at 08:00-20:00 only.",
+        "Devices of tier night take part at 22:00-06:00 only.",
+    ]

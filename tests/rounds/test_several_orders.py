@@ -144,7 +144,7 @@ def test_the_clock_lets_a_device_do_one_after_the_other(tmp_path):
 
 
 def test_over_selection_counts_devices(tmp_path):
-    engine, scorer = both(tmp_path, **{"devices-per-round": 3, "over-selection": 1.0})
+    engine, scorer = both(tmp_path, **{"devices-per-round": 3, "aggregation.over-selection": 1.0})
     result = engine.run_round(simulated_grid(2), 1, scorer)
     trained = {d["device"] for d in result.devices if d["outcome"] == "trained"}
     assert trained == {0, 4, 5}  # the narrow ones have half the work; of equals, the first
@@ -153,7 +153,13 @@ def test_over_selection_counts_devices(tmp_path):
 
 
 def test_on_hardware_enough_devices_are_enough(tmp_path):
-    keys = {"fleet": "", "devices": 3, "devices-per-round": 2, "over-selection": 0.5, "deadline-seconds": 60.0}
+    keys = {
+        "fleet": "",
+        "devices": 3,
+        "devices-per-round": 2,
+        "aggregation.over-selection": 0.5,
+        "deadline-seconds": 60.0,
+    }
     engine, scorer = both(tmp_path, "all-large", **keys)
     grid = connected_grid(3, tmp_path)
     grid.seen = lambda messages: [

@@ -384,7 +384,7 @@ def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
         ("test-fraction", 1.0),
         ("seed", -1),
         ("seed", 2**32),
-        ("over-selection", -0.5),
+        ("aggregation.over-selection", -0.5),
         ("partition", "random"),
         ("optimizer", "lion"),
         ("below-smallest", "drop"),
@@ -504,8 +504,8 @@ def test_all_wrong_values_are_told_at_once():
         ({"strategy": "quantum"}, "strategy = 'quantum': no such strategy; valid are anycostfl, depthfl, fedadam,"),
         ({"devices-per-round": 21}, "devices-per-round = 21: more than devices = 20"),
         (
-            {"devices-per-round": 16, "over-selection": 0.5},
-            "devices-per-round = 16: more than devices = 20 (over-selection = 0.5 asks 24)",
+            {"devices-per-round": 16, "aggregation.over-selection": 0.5},
+            "devices-per-round = 16: more than devices = 20 (aggregation.over-selection = 0.5 asks 24)",
         ),
         ({"widths": ""}, "widths = '': at least one width is needed"),
         ({"widths": "1, 0"}, "widths = '1, 0': every width is above 0 and at most 1"),
@@ -562,8 +562,8 @@ def test_all_wrong_values_are_told_at_once():
             "run-name = '../elsewhere': the name of one folder, without /",
         ),
         (
-            {"fleet": "", "over-selection": 0.5},
-            "over-selection = 0.5: needs a fleet or deadline-seconds to tell who is late",
+            {"fleet": "", "aggregation.over-selection": 0.5},
+            "aggregation.over-selection = 0.5: needs a fleet or deadline-seconds to tell who is late",
         ),
         (
             {"partition": "natural", "examples-per-device": 50},
@@ -606,7 +606,7 @@ def distilling():
     [
         {"optimizer": "adamw", "momentum": 0.0},
         {"fleet": "", "devices-per-round": 100},
-        {"fleet": "", "over-selection": 0.5, "deadline-seconds": 60.0},
+        {"fleet": "", "aggregation.over-selection": 0.5, "deadline-seconds": 60.0},
         {"partition": "dirichlet", "examples-per-device": 50},
         {"devices-per-round": 20},
         {"batch-size": 16, "micro-batch-size": 4, "strategy": "wildflower"},
@@ -630,7 +630,8 @@ def test_over_selection_is_told_only_where_it_is_set():
 
 
 def test_over_selection_asks_more():
-    asked = [RunConfig(devices_per_round=10, over_selection=share).sampled_devices for share in (0.0, 0.3, 1.0)]
+    shares = [{"devices-per-round": 10, "aggregation.over-selection": share} for share in (0.0, 0.3, 1.0)]
+    asked = [RunConfig.from_run_config(values).sampled_devices for values in shares]
     assert asked == [10, 13, 20]
 
 

@@ -259,7 +259,7 @@ def test_noise_over_real_nodes_is_not_of_the_seed(tmp_path):
         (STATIC | {"aggregation.rule": "median"}, "aggregation.rule = 'median': does not go with differential privacy"),
         (STATIC | {"norm-bound": 1.0}, "norm-bound = 1.0: .*dp.clip is the bound"),
         (STATIC | {"both-models": True}, "both-models = True"),
-        (STATIC | {"over-selection": 0.3}, "over-selection = 0.3"),
+        (STATIC | {"aggregation.over-selection": 0.3}, "aggregation.over-selection = 0.3"),
         (STATIC | {"personal.every": 1, "test-fraction": 0.2}, "personal.every = 1"),
         (STATIC | {"dp.epsilon": 1.0}, "dp.noise-multiplier = 1.0: dp.epsilon = 1 says"),
         (STATIC | {"dp.delta": 0.2}, "dp.delta = 0.2: with devices = 6 it must be below 0.167"),

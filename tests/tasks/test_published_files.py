@@ -1,4 +1,4 @@
-"""STL-10, SVHN and UniMiB SHAR from small files in the formats of their authors."""
+"""UniMiB SHAR from small files in the format of its authors."""
 
 from pathlib import Path
 
@@ -7,32 +7,10 @@ import pytest
 import scipy.io
 import torch
 
-from wildflower.tasks import stl10, svhn, unimib
+from wildflower.tasks import unimib
 from wildflower.tasks.task import TaskSpec, load_task
 
 RNG = np.random.default_rng(0)
-
-
-def write_stl10(folder: Path, train: int = 12, test: int = 6) -> dict[str, np.ndarray]:
-    """Every image as its file has it: color planes one after the other, each column by column."""
-    folder.mkdir(parents=True)
-    images = {}
-    for split, count in (("train", train), ("test", test)):
-        images[split] = RNG.integers(0, 256, (count, 3, 96, 96), np.uint8)  # channels, rows, columns
-        planes = [plane.tobytes(order="F") for image in images[split] for plane in image]
-        (folder / f"{split}_X.bin").write_bytes(b"".join(planes))
-        (folder / f"{split}_y.bin").write_bytes(bytes(number % 10 + 1 for number in range(count)))
-    return images
-
-
-def write_svhn(folder: Path, train: int = 12, test: int = 6) -> dict[str, np.ndarray]:
-    folder.mkdir(parents=True)
-    images = {}
-    for split, count in (("train", train), ("test", test)):
-        images[split] = RNG.integers(0, 256, (32, 32, 3, count), np.uint8)
-        labels = np.array([[number % 10 + 1] for number in range(count)], np.uint8)
-        scipy.io.savemat(folder / f"{split}_32x32.mat", {"X": images[split], "y": labels}, do_compression=True)
-    return images
 
 
 def write_unimib(folder: Path, windows: int = 80, **changes: np.ndarray) -> np.ndarray:
@@ -43,26 +21,6 @@ def write_unimib(folder: Path, windows: int = 80, **changes: np.ndarray) -> np.n
     scipy.io.savemat(folder / "fall_data.mat", {"fall_data": changes.get("fall_data", samples)})
     scipy.io.savemat(folder / "fall_labels.mat", {"fall_labels": changes.get("fall_labels", labels)})
     return samples
-
-
-def test_stl10_from_its_binary_files(tmp_path: Path) -> None:
-    images = write_stl10(tmp_path / "stl10" / "stl10_binary")
-    task = load_task(TaskSpec(name="stl10", data_dir=str(tmp_path / "stl10"), devices=2))
-    assert torch.equal(task.train.inputs, torch.from_numpy(images["train"]))
-    assert torch.equal(task.test.inputs, torch.from_numpy(images["test"]))
-    assert task.train.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-    assert task.input_shape == (3, 96, 96)
-    assert task.classes == 10
-
-
-def test_svhn_from_its_mat_files(tmp_path: Path) -> None:
-    images = write_svhn(tmp_path / "svhn")
-    task = load_task(TaskSpec(name="svhn", data_dir=str(tmp_path / "svhn"), devices=2))
-    assert task.input_shape == (3, 32, 32)
-    assert task.train.inputs[5, 2, 7, 30] == images["train"][7, 30, 2, 5]
-    # The label 10 is the digit 0.
-    assert task.train.labels.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
-    assert task.classes == 10
 
 
 def test_unimib_shar_from_its_mat_files(tmp_path: Path) -> None:
@@ -95,20 +53,10 @@ def test_unimib_shar_from_its_mat_files(tmp_path: Path) -> None:
     assert prepared.std(correction=0).item() == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("load", "message"),
-    [
-        (stl10.load, r"no file train_X.bin of the task 'stl10'; expected the files of stl10_binary.tar.gz or parquet"),
-        (
-            svhn.load,
-            r"no file train_32x32.mat of the task 'svhn'; expected train_32x32.mat and test_32x32.mat or parquet",
-        ),
-        (unimib.load, r"no file fall_data.mat of the task 'unimib-shar'; expected fall_data.mat and fall_labels.mat"),
-    ],
-)
-def test_an_empty_folder_is_told_what_belongs_into_it(load, message: str, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=message):
-        load(str(tmp_path))
+def test_an_empty_folder_is_told_what_belongs_into_it(tmp_path: Path) -> None:
+    text = r"no file fall_data.mat of the task 'unimib-shar'; expected fall_data.mat and fall_labels.mat"
+    with pytest.raises(FileNotFoundError, match=text):
+        unimib.load(str(tmp_path))
 
 
 def test_unimib_shar_has_no_usual_place() -> None:
@@ -120,53 +68,18 @@ def test_unimib_shar_has_no_usual_place() -> None:
 
 def test_two_copies_are_not_chosen_between(tmp_path: Path) -> None:
     for copy in ("a", "b"):
-        write_svhn(tmp_path / copy)
-    with pytest.raises(ValueError, match=r"several files train_32x32.mat: .*/a/train_32x32.mat, .*; leave one"):
-        svhn.load(str(tmp_path))
-
-
-def test_broken_stl10_files(tmp_path: Path) -> None:
-    write_stl10(tmp_path / "s")
-    file, labels = tmp_path / "s" / "train_X.bin", tmp_path / "s" / "train_y.bin"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=r"train_X.bin: 331775 bytes are no whole images of 27648 bytes"):
-        stl10.load(str(tmp_path))
-    file.write_bytes(whole[27648:])
-    with pytest.raises(ValueError, match=r"has 11 images, .*train_y.bin has 12 labels"):
-        stl10.load(str(tmp_path))
-    file.write_bytes(whole)
-    labels.write_bytes(bytes(range(12)))
-    with pytest.raises(ValueError, match=r"train_y.bin: labels must be 1 to 10, found 0 to 11"):
-        stl10.load(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"X": np.zeros((32, 32, 3, 2), np.uint8)}, "holds X, but no numbers called 'y'"),
-        (
-            {"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1))},
-            r"X must be bytes \(height, width, 3, examples\), not float64",
-        ),
-        ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((3, 1))}, "2 images, 3 labels"),
-        ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[0], [1]])}, "labels must be 1 to 10, found 0 to 1"),
-    ],
-)
-def test_other_mat_files_are_no_svhn(content: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
-    write_svhn(tmp_path / "svhn")
-    scipy.io.savemat(tmp_path / "svhn" / "train_32x32.mat", content)
-    with pytest.raises(ValueError, match=message):
-        svhn.load(str(tmp_path))
+        write_unimib(tmp_path / copy)
+    with pytest.raises(ValueError, match=r"several files fall_data.mat: .*/a/fall_data.mat, .*; leave one"):
+        unimib.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("keep", [0, 60, 200, 20_000])
 def test_a_cut_mat_file_is_named(keep: int, tmp_path: Path) -> None:
-    write_svhn(tmp_path / "svhn")
-    file = tmp_path / "svhn" / "train_32x32.mat"
+    write_unimib(tmp_path / "data")
+    file = tmp_path / "data" / "fall_data.mat"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"train_32x32.mat: (no whole .mat file|holds)"):
-        svhn.load(str(tmp_path))
+    with pytest.raises(ValueError, match=r"fall_data.mat: (no whole .mat file|holds)"):
+        unimib.load(str(tmp_path))
 
 
 @pytest.mark.parametrize(

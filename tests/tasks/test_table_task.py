@@ -234,8 +234,6 @@ def test_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({}, "columns"),
-        ({"columns": []}, "columns"),
         ({"columns": ["a", "a"]}, "'a' is there twice"),
         ({"columns": ["label"]}, "'label' is there twice, or is the label"),
         ({"columns": ["a"] * 257}, "columns"),
@@ -255,6 +253,24 @@ def test_rows_may_be_dealt_out_as_well(tmp_path):
     task = load_task(spec)
     assert (len(task.train), len(task.test), task.label_names, task.input_shape) == (16, 4, ("cat", "dog"), (2, 1))
     assert task.normalization[0].tolist() == pytest.approx(task.train.inputs.mean(dim=0)[:, 0].tolist())
+
+
+def test_without_columns_all_but_the_labels_are_read_in_the_order_of_the_file(tmp_path):
+    task = dealt_out(
+        tmp_path, [f"{n},{-n},{'cat' if n % 2 else 'dog'}" for n in range(20)], TableArguments(label="kind")
+    )
+    assert task.columns == ("height", "weight")
+    assert (task.train.inputs[:, 0] == -task.train.inputs[:, 1]).all()
+    assert "columns must be named in task-arguments" in problem(tmp_path, TableArguments(label="kind"))
+    (tmp_path / "train.csv").write_text("kind\ncat\n")
+    with pytest.raises(ValueError, match=r"train\.csv: 0 columns beside 'kind', and a model reads 1 to 256: name them"):
+        load(str(tmp_path), TableArguments(label="kind"))
+
+
+@pytest.mark.parametrize("value", ["One year", ""])
+def test_a_text_or_a_gap_among_numbers_is_told_where_the_remedy_stands(tmp_path, value):
+    with pytest.raises(ValueError, match=r"train\.csv:2: weight is .* or make numbers of texts and gaps"):
+        dealt_out(tmp_path, [f"1,{value},cat", "2,2,dog"])
 
 
 def dealt_out(folder, rows, arguments=ARGUMENTS):
@@ -285,7 +301,7 @@ def test_a_number_that_json_has_as_a_label_is_told_what_to_say(tmp_path):
 
 def test_a_column_with_one_value_is_named(tmp_path):
     rows = [f"{number},3,{'cat' if number % 2 else 'dog'}" for number in range(20)]
-    with pytest.raises(ValueError, match=f"{tmp_path}: weight is 3 in all training rows, .* leave it out of columns"):
+    with pytest.raises(ValueError, match=f"{tmp_path}: weight is 3 in all training rows, .* or out of columns"):
         dealt_out(tmp_path, rows)
 
 

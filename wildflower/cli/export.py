@@ -57,6 +57,7 @@ class Facts(BaseModel):
         input_shape, input_dtype: of one input, without the batch.
         labels: names of the outputs, in their order: "0", "1" and so on where classes have none; empty where the one
             output is a number.
+        columns: names of an input's values, in their order, of a table; empty of other inputs.
         mean, std: with which the program normalizes by channel; None where inputs are tokens.
         family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
         score: the value of `metric` on the task's test set, or on the tier's devices where they test.
@@ -70,6 +71,7 @@ class Facts(BaseModel):
     input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
     classes: Annotated[int, Field(ge=1)]
     labels: list[str]
+    columns: list[str] = []
     mean: list[float] | None
     std: list[float] | None
     family: dict[str, Any]
@@ -162,6 +164,7 @@ def facts_of(info: ModelInfo, file_format: Format) -> Facts:
         input_dtype=info.input_dtype,
         classes=info.classes,
         labels=info.label_names or ([] if info.classes == 1 else [str(number) for number in range(info.classes)]),
+        columns=info.columns,
         mean=info.mean,
         std=info.std,
         family=info.model.family,

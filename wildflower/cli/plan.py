@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_DEVICES_PER_TIER = 50  # a tier of more is planned with that many of its devices, evenly spread
-STRAGGLER_FACTOR = 2.0  # a round that lasts longer than this many times the median tier's has a straggler
+STRAGGLER_FACTOR = 2.0  # a round that lasts longer than this many times the median device's has a straggler
 LIMITS: dict[str, dict[str, Any]] = {
     "memory": {"memory_bytes": 2**62},
     "link": {"download_bytes": None, "upload_bytes": None},
@@ -274,6 +274,7 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     """Return what a user should change before the run, in sentences."""
     method = engine.method
     found = [ignored] if (ignored := config.ignored_text()) else []
+    found += engine.population.absences()
     smallest = method.cost(method.smallest_architecture)
     for tier, devices in _by_tier(plan.left_out).items():
         of = [device for device in plan.devices if device.tier == tier]
@@ -298,10 +299,10 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     if config.secure_aggregation.is_on:
         found += _small_sums(plan, engine, config)
     given = [device for device in plan.devices if device.parameters]
-    if len(plan.devices) > 1 and len({device.parameters for device in given}) == 1:
+    if len(plan.devices) > 1 and len({d.parameters for d in given}) == 1 and config.strategy != "one-model":
         found.append(_all_alike(plan, given, engine, config))
     slowest = [max(devices, key=lambda device: device.seconds) for devices in _by_tier(given).values()]
-    usual = median_low(device.seconds for device in slowest) if slowest else 0.0
+    usual = median_low(d.seconds for d in slowest for _ in range(plan.counts[d.tier])) if slowest else 0.0
     last = max(slowest, key=lambda device: device.seconds, default=None)
     if last is not None and math.isinf(last.seconds):
         found.append(
@@ -311,7 +312,7 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
         last = None
     if last is not None and not config.budget.round_seconds and last.seconds > STRAGGLER_FACTOR * usual > 0:
         found.append(
-            f"A round waits for tier {last.tier}, which takes {seconds_text(last.seconds)}; the median tier takes "
+            f"A round waits for tier {last.tier}, which takes {seconds_text(last.seconds)}; the median device takes "
             f"{seconds_text(usual)}. budget.round-seconds = {float(f'{usual:.2g}'):g} gives slow devices less to "
             "train, where smaller models are among the candidates."
         )
@@ -387,8 +388,8 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
         if _wider_choice(engine, config):
             remedy = f"more widths than widths = {config.to_dict()['widths']!r}"
         else:
-            heterofl = "strategy = 'heterofl' with several widths, or " if config.strategy != "heterofl" else ""
-            remedy = f"{heterofl}a family or family-arguments with more widths, depths or levels"
+            nested = "strategy = 'wildflower', or " if config.strategy != "wildflower" else ""
+            remedy = f"{nested}a family or family-arguments with more widths, depths or levels"
         return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try {remedy}."
     if not any(device.binds for device in given):
         if plan.left_out:
@@ -460,7 +461,7 @@ def _table(first: str, *others: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column(first, overflow="fold")
     for header in others:
         table.add_column(header, overflow="fold", justify="left" if header == "binds" else "right")

@@ -74,6 +74,8 @@ def report_rows(report: "DeviceReport") -> list[list[str]]:
         ["temperature", temperature],
         ["throttled", throttled],
     ]
+    if report.resting is not None:
+        rows.append(["takes part", f"not now: {report.resting}"])
     if report.links_problem is not None:
         rows.append(["bandwidth probe", report.links_problem])
     return rows

@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from wildflower.devices.checked import MAX_FLOP_PER_S, MAX_MBIT_PER_S
+from wildflower.devices.conditions import Hours, seconds_until
 from wildflower.devices.quantity import (
     BYTES,
     FLOPS,
@@ -84,6 +85,7 @@ class GroupTable(BaseModel):
     up_trace: Name | None = None
     link_range: Annotated[tuple[float, float], BeforeValidator(_link_range)] | None = None
     speed: Annotated[Quantity, BeforeValidator(partial(parse_quantity, amount=_speed))] = Uniform(1.0, 1.0)
+    hours: Hours | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "GroupTable":
@@ -139,6 +141,7 @@ class _Group:
     up: Quantity | Trace | None
     same_links: bool
     speed: Quantity
+    hours: str | None = None
 
 
 class Fleet:
@@ -149,6 +152,8 @@ class Fleet:
             other.
         replaced: How many of them leave after every round; as many new ones come, with numbers from `size` on.
         tiers: Names of the groups that have devices, in the order of the file.
+        hours: When devices of a group take part, such as "22:00-06:00", where the file says so. Simulated time begins
+            at midnight.
         counts: How many devices each group has, where the file says so; empty where it has shares.
         digest: SHA-256 of the fleet file and of all traces that it names; "" for a fleet that no file describes.
     """
@@ -176,6 +181,7 @@ class Fleet:
         self.tiers = [group.name for group in self._groups]
         self.counts = {group.name: count for group, count in filled} if counted else {}
         self.digest = digest
+        self.hours = {group.name: group.hours for group in self._groups if group.hours}
 
     @classmethod
     def load(
@@ -185,7 +191,6 @@ class Fleet:
         devices: int | None = None,
         seed: int = 0,
         requirement: Requirement | None = None,
-        trace_dir: str | Path | None = None,
     ) -> "Fleet":
         """Read and check a fleet file.
 
@@ -195,7 +200,6 @@ class Fleet:
             seed: 0 or more; devices, draws and trace offsets follow from it.
             requirement: Width in (0, 1] -> (training memory, payload) in bytes of the sub-model of that width, asked
                 once for every `fits_width` of the file.
-            trace_dir: Folder that relative names of trace files start from, in place of the fleet file's own.
 
         Raises:
             ValueError: names the file, the group, the key, its value and what would be right.
@@ -205,8 +209,7 @@ class Fleet:
         counts = _counts(path, table, devices)
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed = {seed}: must be from 0 to 2^63 - 1")
-        folder = path.parent if trace_dir is None else Path(trace_dir).expanduser()
-        groups = [_compile(path, group, folder, requirement) for group in table.group]
+        groups = [_compile(path, group, requirement) for group in table.group]
         for group in groups:
             where = f"{path}: group {group.name!r}: highest speed times reference"
             check_number(group.speed.highest * table.reference, where, maximum=MAX_FLOP_PER_S)
@@ -216,7 +219,7 @@ class Fleet:
             seed=seed,
             reference_flop_per_s=table.reference,
             transfer_seconds=table.transfer,
-            digest=_digest(path, table, folder),
+            digest=_digest(path, table),
             counted=table.group[0].count is not None,
             replaced=_replaced(path, table, sum(counts)),
         )
@@ -231,6 +234,20 @@ class Fleet:
             group.name: {"memory_bytes": group.memory_total_bytes, "payload_bytes": group.payload_limit_bytes}
             for group in self._groups
         }
+
+    @property
+    def has_hours(self) -> bool:
+        """Say whether devices of some groups take part at some hours only."""
+        return bool(self.hours)
+
+    def is_there(self, device: int, simulated_seconds: float) -> bool:
+        """Say whether that time is within the device's hours."""
+        hours = self._group_of(device).hours
+        return hours is None or not seconds_until(hours, simulated_seconds)
+
+    def seconds_until_hours(self, simulated_seconds: float) -> float:
+        """Return in how many seconds the hours of some group begin; 0 within them."""
+        return min(seconds_until(g.hours, simulated_seconds) if g.hours else 0.0 for g in self._groups)
 
     def newcomers(self, exchanges: int) -> tuple[np.ndarray, np.ndarray]:
         """Return which places among the present devices become free after a round, and the numbers of who takes them.
@@ -411,14 +428,14 @@ def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
     return counts
 
 
-def _digest(path: Path, table: FleetTable, folder: Path) -> str:
+def _digest(path: Path, table: FleetTable) -> str:
     """Return one hash of all files that the fleet is made of."""
     names = [name for group in table.group for name in (group.memory_trace, group.down_trace, group.up_trace) if name]
-    files = [path, *(folder / Path(name).expanduser() for name in names)]
+    files = [path, *(path.parent / Path(name).expanduser() for name in names)]
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
-def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requirement | None) -> _Group:
+def _compile(path: Path, table: GroupTable, requirement: Requirement | None) -> _Group:
     where = f"{path}: group {table.name!r}"
 
     def trace(key: str, columns: dict[str, float]) -> Trace | None:
@@ -426,7 +443,7 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
         if name is None:
             return None
         try:
-            found = read_trace(folder / Path(name).expanduser(), columns)
+            found = read_trace(path.parent / Path(name).expanduser(), columns)
             maximum = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
             check_number(float(found.values.max()), "its highest value", maximum=maximum)
             if columns is LINK_COLUMNS and table.link_range is not None:
@@ -455,4 +472,5 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
         up=table.link or table.up or trace("up_trace", LINK_COLUMNS),
         same_links=table.link is not None,
         speed=table.speed,
+        hours=table.hours,
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from wildflower.devices.checked import STRICT, FlopPerS, MbitPerS, Text, Whole, checked
+from wildflower.devices.conditions import Hours
 from wildflower.devices.resource_report import Kind
 
 MIN_MEMBERS = 3  # of a sum under masks
@@ -29,6 +30,8 @@ class NodeConfig(BaseModel):
         bandwidth_insecure: without TLS.
         bandwidth_token_file: holds the service's token.
         bandwidth_share: the probe may spend this share of the weights' traffic.
+        charging, idle, hours, unmetered, max_temperature, max_bytes_per_month, max_minutes_per_day: when the device
+            takes part (`wildflower.devices.conditions`).
     """
 
     model_config = ConfigDict(**STRICT, frozen=True, alias_generator=lambda name: name.replace("_", "-"))
@@ -50,6 +53,13 @@ class NodeConfig(BaseModel):
     bandwidth_insecure: bool = False
     bandwidth_token_file: Text | None = None
     bandwidth_share: Annotated[float, Field(ge=0, le=1)] = SHARE
+    charging: bool = False
+    idle: bool = False
+    hours: Hours | None = None
+    unmetered: bool = False
+    max_temperature: Annotated[float, Field(gt=0, le=200)] | None = None
+    max_bytes_per_month: Whole | None = None
+    max_minutes_per_day: Annotated[float, Field(gt=0, le=1440)] | None = None
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:

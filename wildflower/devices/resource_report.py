@@ -46,6 +46,8 @@ class DeviceReport:
         throttled: Whether the processor is slowed down for heat or want of power; None where that cannot be read.
         instance: What the node drew at random when it started; None where it was not started by `wildflower-node`.
         instance_age_seconds: How long ago that was; None likewise.
+        resting: Why its owner lets it take no part now; None where it does.
+        resting_seconds: In how many seconds it is worth asking again; None likewise.
         memory_is_ram: Whether messages lie in the same memory; false of a CUDA card with memory of its own.
     """
 
@@ -70,6 +72,8 @@ class DeviceReport:
     speed_age_seconds: AtLeast0 | None = None
     instance: Instance | None = None
     instance_age_seconds: AtLeast0 | None = None
+    resting: Text | None = None
+    resting_seconds: AtLeast0 | None = None
 
     @model_validator(mode="after")
     def _available(self) -> Self:

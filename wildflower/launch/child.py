@@ -99,6 +99,8 @@ def check_hooks(hooks: Sequence[RoundHook], engine: str) -> None:
     """Raise SettingsError unless a run over this engine can have hooks that are objects of this process."""
     from wildflower.rounds.hooks import RoundHook
 
+    if not isinstance(hooks, list | tuple):
+        raise SettingsError(f"hooks = {hooks!r}: must be a list of hooks, such as [EarlyStop(patience=5)]")
     in_a_file = "put the class into a file beside the experiment and name it: hooks = 'my_hooks:EarlyStop'"
     for hook in hooks:
         if not isinstance(hook, RoundHook):

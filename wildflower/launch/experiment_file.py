@@ -207,7 +207,7 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     run's folder. Raises SettingsError when a run is to be resumed and has no name.
     """
     values = config.to_dict()
-    for key in ("output-dir", "data-dir", "state-dir"):
+    for key in ("output-dir", "data-dir"):
         if values[key] or key == "output-dir":
             values[key] = _absolute(values[key], here)
     values["task-arguments"] = _with_absolute_folders(values["task-arguments"], config.own_task_arguments(), here)

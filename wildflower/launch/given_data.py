@@ -21,6 +21,7 @@ from wildflower.tasks.labels import NO_LABEL, label_text
 TEST_SHARE = 0.2
 LABELS = ("label", "labels", "target", "y")  # of a table's columns, where none is named
 SPLITS = ("train", "test")
+TABLES = (("pandas", "DataFrame"), ("polars", "DataFrame"), ("datasets", "Dataset"))
 MOST_LAST = 4  # values on the last side of images that are taken for channels
 CAN_BE = (
     "must be a pair (x, y) of arrays or tensors, a Dataset of PyTorch, a data set of Hugging Face's datasets, a table "
@@ -30,10 +31,11 @@ CAN_BE = (
 
 @dataclass(frozen=True)
 class _Examples:
-    """Inputs as a tensor, and labels that are numbers or names, one per example."""
+    """Inputs as a tensor, and labels that are numbers or names, one per example; of a table the inputs' names."""
 
     inputs: Tensor
     labels: np.ndarray
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -86,7 +88,7 @@ def inputs_as(inputs: object, shape: Sequence[int], dtype: str) -> Tensor:
             f"inputs have shape {tuple(found.shape)}, and must be (examples, {', '.join(map(str, shape))})"
         )
     if found.dtype != kind and not (kind.is_floating_point and found.dtype.is_floating_point):
-        raise SettingsError(f"inputs are {found.dtype}, and those of the run are {kind}")
+        raise SettingsError(f"inputs are {found.dtype}, and those of the run are {kind}: give x.astype({dtype!r})")
     return found.to(kind)
 
 
@@ -129,13 +131,22 @@ def _of_devices(data: object) -> dict[object, object]:
 
 
 def _examples(data: object, label: str | None, what: str) -> _Examples:
+    columns: tuple[str, ...] = ()
+    if label is not None and not any(_is_of(*table, data) for table in TABLES):
+        raise SettingsError(
+            f"label = {label!r}: it names a column of a table, and {what} is {_kind(data)}: leave it out"
+        )
+    if isinstance(data, str):
+        raise SettingsError(
+            f"{what} is {data!r}, and {CAN_BE}; files are read by task='table', 'images' or 'npz' with data_dir="
+        )
     if isinstance(data, tuple):
         if len(data) != 2:
             raise SettingsError(f"{what} is a tuple of {len(data)}: {CAN_BE}")
         inputs, labels = data
-    elif _is_of("pandas", "DataFrame", data) or _is_of("polars", "DataFrame", data):
-        inputs, labels = _of_table(data, label, what)
-    elif _is_of("datasets", "Dataset", data):
+    elif any(_is_of(*table, data) for table in TABLES[:2]):
+        inputs, labels, columns = _of_table(data, label, what)
+    elif _is_of(*TABLES[2], data):
         inputs, labels = _of_hugging_face(data, label, what)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not _is_array(data):
         inputs, labels = _of_pairs((data[place] for place in range(len(data))), what)
@@ -144,7 +155,7 @@ def _examples(data: object, label: str | None, what: str) -> _Examples:
     else:
         alone = " alone: give (x, y)" if _is_array(data) else f": {CAN_BE}"
         raise SettingsError(f"{what} is {_kind(data)}{alone}")
-    found = _Examples(_tensor(inputs, what), _labels(labels, what))
+    found = _Examples(_tensor(inputs, what), _labels(labels, what), columns)
     if len(found.inputs) != len(found.labels):
         raise SettingsError(f"{what}: {len(found.inputs)} inputs and {len(found.labels)} labels: give one for each")
     if not len(found):
@@ -175,9 +186,12 @@ def _one_input(value: Any) -> np.ndarray:
     return np.moveaxis(array, -1, 0) if is_image and array.ndim == 3 else array
 
 
-def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any]:
+def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any, tuple[str, ...]]:
     columns = [*map(str, table.columns)]
+    if twice := next((column for column in columns if columns.count(column) > 1), None):
+        raise SettingsError(f"{what} has the column {twice!r} twice: give each a name of its own")
     name = _label_column(columns, label, what)
+    table = dict(zip(columns, (table[column] for column in table.columns), strict=True))
     features = [column for column in columns if column != name]
     if not features:
         raise SettingsError(f"{what} has the column {name!r} alone: it must have others, which are learned from")
@@ -188,8 +202,13 @@ def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any]:
                 f"{what}: the column {column!r} has no numbers ({kind}): make numbers of it, as "
                 "pandas.get_dummies(TABLE, dtype=float) does, or leave it out"
             )
+        if gaps := int(np.isnan(np.asarray(table[column], dtype=np.float64)).sum()):
+            raise SettingsError(
+                f"{what}: {gaps} of {len(table[column])} values of the column {column!r} are missing: fill them in, as "
+                "TABLE.fillna(TABLE.median(numeric_only=True)) does, or leave these rows out"
+            )
     inputs = np.stack([np.asarray(table[column], dtype=np.float64) for column in features], axis=1)
-    return inputs, np.asarray(table[name])
+    return inputs, np.asarray(table[name]), tuple(features)
 
 
 def _of_hugging_face(data: Any, label: str | None, what: str) -> tuple[Any, Any]:
@@ -227,12 +246,19 @@ def _label_column(columns: Sequence[str], label: str | None, what: str) -> str:
 
 def _tensor(inputs: Any, what: str) -> Tensor:
     """Return inputs as they are stored: bytes, float32 or int32."""
-    array = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    try:
+        array = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    except ValueError:  # lists of several lengths
+        raise SettingsError(
+            f"{what}: inputs are a {_kind(inputs)} of several shapes: give an array or a tensor"
+        ) from None
     kind, shape = array.dtype.kind, array.shape
     if kind not in "iufb" or not shape:
         raise SettingsError(
             f"{what}: inputs are {array.dtype} of shape {shape}, and must be numbers, one row per example"
         )
+    if not array.size:
+        raise SettingsError(f"{what}: inputs have shape {shape}, and must be one row or more of one number or more")
     if array.ndim == 1:
         array = array[:, None]
     if kind == "u" and array.dtype.itemsize == 1 and array.ndim > 2:
@@ -286,15 +312,17 @@ def _joined(parts: Sequence[_Examples], what: str) -> _Examples:
     if len(shapes) > 1:
         raise SettingsError(f"{what}: devices have inputs of several shapes or types: {sorted(map(str, shapes))[:3]}")
     kinds = {"numbers" if part.labels.dtype.kind == "f" else part.labels.ndim for part in parts}
+    if len({part.columns for part in parts}) > 1:
+        raise SettingsError(f"{what}: the tables of devices have other columns, or in another order: make them alike")
     if len(kinds) > 1:
         raise SettingsError(f"{what}: some labels are fractions and others are classes: make them alike")
     texts = any(part.labels.dtype.kind == "U" for part in parts)
     labels = [part.labels.astype(str) if texts else part.labels for part in parts]
-    return _Examples(torch.cat([part.inputs for part in parts]), np.concatenate(labels))
+    return _Examples(torch.cat([part.inputs for part in parts]), np.concatenate(labels), parts[0].columns)
 
 
 def _chosen(examples: _Examples, mask: Tensor) -> _Examples:
-    return _Examples(examples.inputs[mask], examples.labels[mask.numpy()])
+    return replace(examples, inputs=examples.inputs[mask], labels=examples.labels[mask.numpy()])
 
 
 def _codes(labels: np.ndarray) -> Tensor:
@@ -306,13 +334,14 @@ def _data_set(train: _Examples, test: _Examples, flat: bool) -> DataSet:
         ("inputs", tuple(train.inputs.shape[1:]), tuple(test.inputs.shape[1:])),
         ("inputs", train.inputs.dtype, test.inputs.dtype),
         ("labels", train.labels.dtype.kind, test.labels.dtype.kind),
+        ("columns", train.columns, test.columns),
     ):
         if one != other:
             raise SettingsError(f"test: its {name} are {other}, those of data are {one}: they must be alike")
     labels, names, classes = _numbered(train.labels, test.labels)
     parts = [Data(_shaped(part.inputs, flat), of_part) for part, of_part in zip((train, test), labels, strict=True)]
     mean, std = (None, None) if train.inputs.dtype == torch.int32 else _moments(parts[0].inputs)
-    return DataSet(parts[0], parts[1], classes=classes, mean=mean, std=std, label_names=names)
+    return DataSet(parts[0], parts[1], classes, mean=mean, std=std, label_names=names, columns=train.columns)
 
 
 def _shaped(inputs: Tensor, flat: bool) -> Tensor:

@@ -339,15 +339,15 @@ def _metric(source: Any, metric: object) -> str:
 # The method -----------------------------------------------------------------------------------------------------------
 
 
-def method_reference(kind: type) -> str:
+def method_reference(kind: object) -> str:
     """Return how a run names a class of a method, once the class is written down."""
     from wildflower.launch.source import reference_of
     from wildflower.strategies.method import Method
 
-    if not issubclass(kind, Method):
+    if not isinstance(kind, type) or not issubclass(kind, Method):
         raise SettingsError(
-            f"strategy = {kind.__qualname__}: must be a class of wildflower.method.Method, or the name of a method "
-            "such as 'heterofl'"
+            f"strategy = {getattr(kind, '__qualname__', kind)}: must be a class of wildflower.method.Method, or the "
+            "name of a method such as 'heterofl'"
         )
     if kind.__module__.startswith("wildflower."):
         return kind.name()

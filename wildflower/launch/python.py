@@ -158,8 +158,7 @@ def _experiment(
 def _label(objects: Objects, keys: Mapping[str, Any]) -> str:
     """Return what a run is called that has no name: its method, and its model or task."""
     strategy = keys.get("strategy", "")
-    if isinstance(strategy, type):
-        strategy = method_reference(strategy)
+    strategy = strategy if isinstance(strategy, str) else method_reference(strategy)
     strategy = module_label(strategy) if is_reference(strategy) else strategy
     model = objects.model
     name = getattr(model, "__name__", type(model).__name__) if model is not None else keys.get("task", "own-data")
@@ -264,6 +263,8 @@ def load(folder: str | os.PathLike[str]) -> Run:
     Raises:
         JournalError: the folder holds no run.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise JournalError(f"{folder!r} is not the folder of a run: give its name, such as 'runs/NAME'")
     path = Path(folder).absolute()  # what is read later is read from there, wherever the notebook has gone meanwhile
     read_config(path)
     return Run(path, read_summary(path) or summarize(path, "unfinished", None))
@@ -373,6 +374,9 @@ def sweep(
     grid, methods = by_reference(grid or {})
     rows, of_rows = by_reference(rows)
     objects = Objects(model, data, label, test, loss, metric, levels, (*methods, *of_rows))
+
+    if not isinstance(folder, str | os.PathLike | None):
+        raise SettingsError(f"folder = {folder!r}: must be the name of a folder, such as 'runs/one'")
 
     def sweep_folder(keys: dict[str, Any], label: str) -> Path:
         return folder_of(Path(label), None if folder is None else Path(folder))

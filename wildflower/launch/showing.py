@@ -67,6 +67,7 @@ class Lines:
                 parts.append(f"loss {plain(record.loss)}")
             parts += [
                 f"{record.devices_replied} of {record.devices_sampled} devices",
+                *([f"staleness {age:.1f}"] if (age := record.metrics.get("staleness_mean")) is not None else []),
                 f"training {bytes_text(record.training_bytes_down)} down",
                 f"{bytes_text(record.training_bytes_up)} up",
                 seconds_text(record.wall_seconds),

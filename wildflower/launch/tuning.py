@@ -32,7 +32,7 @@ STUDY = "study.jsonl"
 
 FIRST_TRIALS = 4  # that none is ended before
 LOG_LINES = 15
-CAN_BE = "must be two numbers (lowest, highest), such as (0.001, 0.3), or a list of values"
+CAN_BE = "must be two numbers (lowest, highest), such as (0.001, 0.3), or a list of two values or more"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def check_sum(
     total: WeightedSum,
     layout: Layout,
     sent: Mapping[str, Tensor],
-    class_spans: Sequence[tuple[int, int]] = (),
+    class_spans: tuple[tuple[int, int], ...] = (),
     norm_bound: float = 0.0,
 ) -> None:
     """Raise MessageError where a sum of updates that nobody has seen by themselves can be of no honest ones.
@@ -87,11 +87,7 @@ def check_sum(
         sent: what all devices of the sum began from, by name; a tensor that was not sent counts from zero.
         class_spans: as of the tensor set.
     """
-    weight = torch.full((layout.numel,), float(total.weight), dtype=torch.float64)
-    if total.class_weight is not None:
-        for start, stop in class_spans:
-            weight[start:stop].view(len(total.class_weight), -1)[:] = total.class_weight.double()[:, None]
-    weights = split(weight, layout)
+    weights = split(total.weight_at(class_spans), layout)
     moved_square = start_square = 0.0
     for name, value in split(total.total, layout).items():
         if not magnitude(value) <= ADDABLE / ROOM:

@@ -112,6 +112,31 @@ class WeightedSum:
         bounds = (new_bound(self.largest, magnitude(part) * factor) for part in _parts(values))
         return max(bounds, default=self.largest)
 
+    def weight_at(self, class_spans: tuple[tuple[int, int], ...] = ()) -> Tensor:
+        """(elements,) int64, the weight of every element: in rows of the classes that of the class."""
+        weight = torch.full((self.total.numel(),), self.weight, dtype=torch.int64)
+        if self.class_weight is not None:
+            for start, stop in class_spans:
+                weight[start:stop].view(len(self.class_weight), -1)[:] = self.class_weight[:, None]
+        return weight
+
+    def moved(self, by: Tensor, times: int, class_spans: tuple[tuple[int, int], ...] = ()) -> WeightedSum:
+        """Return the sum of what the devices would have returned from another start, with weights `times` as large.
+
+        The way is rounded before it is weighed, so that sums over parts of the devices add up to the bit.
+
+        Args:
+            by: (elements,) float64, how far that start lies from the one that they had.
+            times: a positive integer.
+            class_spans: as of `add`.
+
+        Raises MessageError where the sum could overflow.
+        """
+        largest = new_bound(0.0, times * (self.largest + magnitude(by) * self.weight * SCALE))
+        moved = (by * SCALE).round_().to(torch.int64) * self.weight_at(class_spans)
+        class_weight = None if self.class_weight is None else times * self.class_weight
+        return WeightedSum(times * (self.total + moved), times * self.weight, class_weight, largest)
+
     def include(self, other: WeightedSum) -> None:
         """Add another sum over the same tensors. Raises MessageError, and changes nothing, where it is too large."""
         self.largest = new_bound(self.largest, other.largest)

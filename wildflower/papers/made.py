@@ -87,23 +87,6 @@ def _idx(folder: Path, train: int, test: int) -> None:
             (folder / name).write_bytes(header + array.astype(np.uint8).tobytes())
 
 
-def _svhn(folder: Path, train: int, test: int) -> None:
-    with needed("scipy", "made data in MATLAB's format"):
-        from scipy.io import savemat
-
-    for seed, (split, count) in enumerate((("train", train), ("test", test))):
-        made, labels = images(count, 10, (32, 32, 3), seed)
-        digits = np.where(labels == 0, 10, labels)[:, None].astype(np.uint8)  # 10 stands for the digit 0
-        savemat(folder / f"{split}_32x32.mat", {"X": made.transpose(1, 2, 3, 0), "y": digits})
-
-
-def _stl10(folder: Path, train: int, test: int) -> None:
-    for seed, (split, count) in enumerate((("train", train), ("test", test))):
-        made, labels = images(count, 10, (3, 96, 96), seed)
-        (folder / f"{split}_X.bin").write_bytes(made.tobytes())
-        (folder / f"{split}_y.bin").write_bytes((labels + 1).astype(np.uint8).tobytes())
-
-
 def _unimib(folder: Path, train: int, test: int) -> None:
     with needed("scipy", "made data in MATLAB's format"):
         from scipy.io import savemat
@@ -183,8 +166,8 @@ WRITERS: dict[str, Callable[[Path, int, int], None]] = {
     "femnist": _femnist,
     "mnist": _idx,
     "fashion-mnist": _idx,
-    "svhn": _svhn,
-    "stl10": _stl10,
+    "svhn": _of_hub("image", "label", 10, (32, 32, 3)),
+    "stl10": _of_hub("image", "label", 10, (96, 96, 3)),
     "unimib-shar": _unimib,
     "shakespeare": _shakespeare,
     "text": _entities,

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from logging import INFO, WARNING
 from typing import Any
 
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.validation import one_line
+from wildflower.messages.error import MessageError
 from wildflower.messages.orders import NodeReport
 from wildflower.messages.wire import NODE_REPORT_LIMITS, from_records
 from wildflower.rounds.exchange import Failure, exchange, pull
@@ -26,6 +28,8 @@ from wildflower.rounds.population import Holdings, NodeState, Population, wait_f
 from wildflower.rounds.quarantine import Quarantine
 
 WAIT_SECONDS = 600.0  # that the nodes of a round have to connect
+LEAST_REST_SECONDS, LONGEST_REST_SECONDS = 60.0, 6 * 3600.0  # that a device which takes no part now is not asked
+REST_POLL_SECONDS = 5.0
 ASKED_BEFORE = 100  # nodes that are asked before the first round what their devices can spend
 
 
@@ -77,6 +81,8 @@ class ConnectedDevices(Population):
         self._owners: dict[int, tuple[int, int]] = {}  # device -> the first node that carried it, and the last
         self._kinds: dict[int, str] = {}  # device -> its tier: what it said first, or every report could make a new one
         self._quarantine, self._instances = Quarantine(), Instances()
+        self._rests: dict[int, float] = {}  # node -> time.monotonic() until which its device takes no part
+        self._told_rests: dict[int, str | None] = {}  # device -> why, as the log last said
         self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
 
     @override
@@ -99,6 +105,14 @@ class ConnectedDevices(Population):
 
         Devices that get no work are in it beside the others, so that the round's records name them.
         """
+        while True:
+            found = self._drawn(grid, rng, count, working)
+            if found or not self._wait_for_rested(grid):
+                return found
+
+    def _drawn(
+        self, grid: Grid, rng: np.random.Generator, count: int, working: Callable[[list[int]], int]
+    ) -> list[int]:
         left = self._nodes_at_hand(grid)
         drawn = [left[place] for place in rng.choice(len(left), size=len(left), replace=False)] if left else []
         found, missing = list[int](), count
@@ -117,12 +131,15 @@ class ConnectedDevices(Population):
     @override
     def everyone(self, grid: Grid) -> list[int]:
         """The devices whose nodes answer. NoNodesError where no node is connected for long."""
-        self._query(grid, sorted(set(self._nodes_at_hand(grid)) - {known.node for known in self._known.values()}))
-        self._wait_for_the_first(grid)
-        return sorted(self._known)
+        while True:
+            nodes = set(self._nodes_at_hand(grid))
+            self._query(grid, sorted(nodes - {known.node for known in self._known.values()}))
+            self._wait_for_the_first(grid)
+            if self._known or not self._wait_for_rested(grid):
+                return sorted(self._known)
 
     def _nodes_at_hand(self, grid: Grid) -> list[int]:
-        """The nodes that are connected and not busy, by the devices that they have said they carry.
+        """The nodes that are connected and neither busy nor at rest, by the devices that they have said they carry.
 
         What is not fresh is forgotten: a node that does not answer now with a good report is left out.
         """
@@ -136,13 +153,35 @@ class ConnectedDevices(Population):
         if not online:
             log(WARNING, "All %s connected nodes are quarantined", len(connected))
         self._look_after_busy(grid, online)
+        self._rests = {node: end for node, end in self._rests.items() if now < end}
+        at_hand = online - self.busy - self.at_work - self._rests.keys()
         self._known = {
             device: known
             for device, known in self._known.items()
-            if known.node in online and known.node not in self.busy and now - known.seen <= self._max_age
+            if known.node in at_hand and now - known.seen <= self._max_age
         }
         carried = {said.node: device for device, said in self._said.items()}
-        return sorted(online - self.busy, key=lambda node: (node not in carried, carried.get(node, node)))
+        return sorted(at_hand, key=lambda node: (node not in carried, carried.get(node, node)))
+
+    def _wait_for_rested(self, grid: Grid) -> bool:
+        """Where only nodes whose devices rest are left, wait for the first of them or another; False where none is."""
+        online = set(grid.get_node_ids())
+        ends = [end for node, end in self._rests.items() if node in online]
+        if not ends or self.at_work:
+            return False
+        until = f"{datetime.now() + timedelta(seconds=min(ends) - time.monotonic()):%d %b %H:%M}"
+        log(INFO, "All devices that could be asked rest, until %s at the earliest: the round waits", until)
+        while (left := min(ends) - time.monotonic()) > 0 and set(grid.get_node_ids()) == online:
+            time.sleep(min(REST_POLL_SECONDS, left))
+        return True
+
+    def _rest(self, node: int, device: int, report: DeviceReport) -> None:
+        """Ask a device whose owner lets it take no part now only when that may have changed."""
+        if node not in self._rests and report.resting != self._told_rests.get(device):
+            log(INFO, "Device %s takes no part now: %s", device, report.resting)
+        self._told_rests[device] = report.resting
+        seconds = min(max(report.resting_seconds or 0.0, LEAST_REST_SECONDS), LONGEST_REST_SECONDS)
+        self._rests[node] = time.monotonic() + seconds
 
     def _wait_for_the_first(self, grid: Grid) -> None:
         """Where every node is still busy with an earlier round, wait until one answers."""
@@ -182,7 +221,9 @@ class ConnectedDevices(Population):
         now = time.monotonic()
         for state in states:
             self.holdings.training(state.device)  # IndexError where the run has no such device
-            self._known[state.device] = _Known(state.node, state.report, now, now - state.age_seconds)
+            self._known[state.device] = self._said[state.device] = _Known(
+                state.node, state.report, now, now - state.age_seconds
+            )
             self._kinds[state.device] = state.report.kind
             self._factors[state.device] = state.memory_factor
 
@@ -202,8 +243,13 @@ class ConnectedDevices(Population):
     @override
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """Those whose node is known and online, and not left working at a deadline."""
-        online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
+        online = set(grid.get_node_ids()) - self.busy - self.at_work - self._quarantine.held.keys()
         return [device for device in devices if device in self._known and self._known[device].node in online]
+
+    @override
+    def absences(self) -> list[str]:
+        reports = {device: said.report for device, said in sorted(self._said.items())}
+        return [f"Device {device} takes no part now: {r.resting}." for device, r in reports.items() if r.resting]
 
     @override
     def advance(self, simulated_seconds: float, wall_seconds: float) -> list[int]:
@@ -226,8 +272,10 @@ class ConnectedDevices(Population):
 
     @override
     def check_report(self, device: int, report: DeviceReport) -> None:
-        """MessageError where a second board with the node's key sent it."""
-        self._instances.check(self._known[device].node, report)
+        """MessageError where a second board with the node's key sent it, or the node carries another device now."""
+        if device not in self._said:
+            raise MessageError("its node has said since that it carries another device")
+        self._instances.check(self._said[device].node, report)
 
     @override
     def refused(self, node: int, why: str, *, lied: bool = False) -> None:
@@ -244,9 +292,11 @@ class ConnectedDevices(Population):
 
     @override
     def replied(self, device: int, report: DeviceReport) -> None:
-        known = self._known[device]
+        known = self._known[device] = self._said[device]  # who was at work for more than a round is known again
         known.report, known.seen = report, time.monotonic()
         known.reported = known.seen
+        if report.resting is not None:
+            self._rest(known.node, device, report)
 
     @override
     def ask_again(self, device: int) -> None:
@@ -305,6 +355,9 @@ class ConnectedDevices(Population):
         self.busy.discard(node)
         now = time.monotonic()
         self._known[answer.device] = self._said[answer.device] = _Known(node, report, now, now)
+        if report.resting is not None:
+            self._rest(node, answer.device, report)
+            del self._known[answer.device]
 
     def _give_up_others(self, node: int, device: int) -> None:
         """Whoever says that it carries a device no longer carries another."""

@@ -77,7 +77,7 @@ class Engine:
         Raises HookError where a hook fails or may not do what it does.
         """
         round = self.begin(grid, number)
-        self.sending.run(grid, round.asked, on_reply=partial(self._replied, round))
+        self.gather(round)
         self.finish(round)
         return self.conclude(round, scorer)
 
@@ -118,13 +118,17 @@ class Engine:
         privacy = self.settings.privacy
         if privacy is None:
             working = partial(self._working, grid)
-            return self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices, working)
+            return self.population.sample(grid, self.method.rng(0), self.places(), working)
         # On real nodes nobody may foresee who is asked: that is what sampling protects.
         able = self.population.everyone(grid)
         drawn = (
             self.method.rng(0).random(len(able)) if privacy.seeded else [secrets.SystemRandom().random() for _ in able]
         )
         return [device for device, number in zip(able, drawn, strict=True) if number < privacy.sampling_rate]
+
+    def places(self) -> int:
+        """Return how many devices are sampled for the next round."""
+        return self.settings.sampled_devices
 
     def _working(self, grid: Grid, devices: Sequence[int]) -> int:
         """Return how many of some devices would be given work now."""
@@ -168,6 +172,14 @@ class Engine:
             each(self.hooks, lambda hook: hook.before_sending(round))
             self.method.begin_round([a.task.order for a in work.assignments if a.node is not None])
 
+    def gather(self, round: Round) -> None:
+        """Send the round's work, and absorb what comes back."""
+        self.sending.run(round.grid, round.asked, on_reply=partial(self._replied, round))
+
+    def seconds(self, round: Round) -> float:
+        """Return how long a round took by the virtual clock."""
+        return simulated_seconds(round.assignments, self.settings)
+
     def finish(self, round: Round) -> None:
         """Settle what came back, and let the method make its next model of it."""
         each(self.hooks, lambda hook: hook.before_finishing(round))
@@ -191,8 +203,7 @@ class Engine:
             with naming(hook):
                 hook.after_finishing(round)
             check_metrics(hook, round, before)
-        seconds = simulated_seconds(round.assignments, self.settings)
-        round.left = self.population.advance(seconds, time.perf_counter() - round.started)
+        round.left = self.population.advance(self.seconds(round), time.perf_counter() - round.started)
 
     def conclude(self, round: Round, scorer: Scorer | None) -> RoundResult:
         """Evaluate a finished round, where it is its turn, and sum it up."""

@@ -56,6 +56,11 @@ class FlowerStrategy(Strategy):
             scorer: scores models on the server; None leaves these evaluations out.
             rounds_done: how many rounds the engine has run before. Flower counts from 1 in every `start`.
         """
+        if engine.settings.buffer:
+            raise ValueError(
+                f"buffer = {engine.settings.buffer}: a strategy of Flower's is called with all replies of a round, and "
+                "never while devices are at work: leave buffer 0, or run it by wildflower"
+            )
         privacy = engine.settings.privacy
         if privacy is not None and len(privacy.account.releases) < rounds_done:
             raise ValueError(

@@ -54,7 +54,8 @@ class Population(ABC):
 
     def __init__(self, holdings: Holdings) -> None:
         self.holdings = holdings
-        self.busy: set[int] = set()
+        self.busy: set[int] = set()  # nodes that were left working: they are asked when they are free
+        self.at_work: set[int] = set()  # nodes whose update is awaited in a later round: they are asked nothing
         self._factors: dict[int, float] = {}
 
     @abstractmethod
@@ -115,6 +116,10 @@ class Population(ABC):
     @abstractmethod
     def ask_again(self, device: int) -> None:
         """Trust no more what a device last reported: ask it before it is sampled again."""
+
+    def absences(self) -> list[str]:
+        """Return which devices take part at some times only, in sentences."""
+        return []
 
     def newest_reports(self) -> list[NodeState]:
         """Return what the nodes of real devices said last; simulated devices have none."""

@@ -43,6 +43,17 @@ class Given:
         return self.order.architecture
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The model that devices begin from whose updates count in a later round than the one in which they were asked.
+
+    round: in which they were asked. sent: the tensor sets of their group as they were then.
+    """
+
+    round: int
+    sent: TensorSets
+
+
 @dataclass
 class Assignment:
     """One order of one device in one round: what it may spend, what it was given (None: nothing), what came of it.
@@ -54,6 +65,7 @@ class Assignment:
         frozen: what is frozen of the architecture, and what of it the device is sent because it lacks it.
         masked_with: the devices whose updates the server sees together with this one's, as one sum; [] where it sees
             each.
+        held: what it begins from, under asynchronous rounds; None: the model of the round.
     """
 
     device: int
@@ -70,6 +82,12 @@ class Assignment:
     kept: bool = False
     frozen: Owed = field(default_factory=Owed)
     masked_with: list[int] = field(default_factory=list)
+    held: Held | None = None
+
+    @property
+    def begun(self) -> int:
+        """The round in which it was asked, where that may be an earlier one than its update's; else 0."""
+        return 0 if self.held is None else self.held.round
 
     @property
     def task(self) -> Given:
@@ -136,14 +154,14 @@ class Orders:
 
     def __post_init__(self) -> None:
         """Number the orders, and collect those whose tensor sets are of the same tensors at the same coordinates."""
-        index: dict[tuple[Architecture, Selection, str], int] = {}
+        index: dict[tuple[Architecture, Selection, str, Held | None], int] = {}
         for number, a in enumerate(self.assignments):
             a.number = number
             if a.given is None:
                 continue
             architecture, selection = a.given.architecture, a.given.selection
             sent, returned = tensor_sets_of(a.given.client_step, self.family, architecture)
-            key = architecture, selection, digest(sent, returned)
+            key = architecture, selection, digest(sent, returned), a.held
             if key not in index:
                 index[key] = len(self.groups)
                 placement = self.family.place(architecture, selection.select)
@@ -153,7 +171,8 @@ class Orders:
     def batches(self) -> dict[int, deque[list[Assignment]]]:
         """The batches of every node in order; a batch's distinct payloads stay under MESSAGE_BYTES.
 
-        All orders of a device are in one batch, which may be larger where they alone are.
+        Its orders were asked in one round, which has a learning rate. All orders of a device are in one batch, which
+        may be larger where they alone are.
         """
         by_node: dict[int, list[list[Assignment]]] = defaultdict(list)
         for orders in by_device(a for a in self.assignments if a.node is not None).values():
@@ -161,12 +180,13 @@ class Orders:
             by_node[orders[0].node].append(orders)
         queues: dict[int, deque[list[Assignment]]] = {}
         for node, mine in by_node.items():
-            mine.sort(key=lambda orders: [a.group for a in orders])
+            mine.sort(key=lambda orders: (orders[0].begun, [a.group for a in orders]))
             queue: deque[list[Assignment]] = deque()
             size, groups = 0, set[int]()
             for orders in mine:
                 added = self._added_bytes(orders, groups)
-                if not queue or (added and size + added > MESSAGE_BYTES):
+                another = not queue or orders[0].begun != queue[-1][0].begun
+                if another or (added and size + added > MESSAGE_BYTES):
                     queue.append([])
                     size, groups = 0, set()
                     added = self._added_bytes(orders, groups)
@@ -378,7 +398,7 @@ class Work(Orders):
             round=self.round,
             task=settings.task,
             family=self.family.spec(),
-            training=settings.training_in(self.round),
+            training=settings.training_in(batch[0].begun or self.round),
             shared_process=self.simulated,
             wire=self.wire,
             each_by_itself=self.each_by_itself,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
@@ -91,16 +91,33 @@ class SimulatedDevices(Population):
         self, grid: Grid, rng: np.random.Generator, count: int, working: Callable[[list[int]], int] = len
     ) -> list[int]:
         """A uniform sample without replacement; its cost does not depend on the size of the fleet."""
+        if self.fleet.has_hours:
+            self._wait_for_hours()
+            there = self.everyone(grid)
+            return [int(d) for d in rng.choice(there, size=min(count, len(there)), replace=False)]
         places = rng.choice(self.fleet.size, size=min(count, self.fleet.size), replace=False, shuffle=True)
         return [int(i) for i in (self._present[places] if self.fleet.replaced else places)]
 
     @override
     def everyone(self, grid: Grid) -> list[int]:
-        return sorted(map(int, self._present)) if self.fleet.replaced else list(range(self.fleet.size))
+        """All that are present, and within their hours."""
+        there = self.present(grid)
+        return [d for d in there if self.fleet.is_there(d, self.now_seconds)] if self.fleet.has_hours else there
+
+    def _wait_for_hours(self) -> None:
+        """Let simulated time pass until the hours of some devices begin."""
+        if seconds := self.fleet.seconds_until_hours(self.now_seconds):
+            hours = self.now_seconds / 3600
+            log(INFO, "No device takes part at simulated hour %.2f: the next do %s s later", hours, round(seconds))
+            self.clock.advance(seconds)
+
+    @override
+    def absences(self) -> list[str]:
+        return [f"Devices of tier {tier} take part at {hours} only." for tier, hours in self.fleet.hours.items()]
 
     @override
     def present(self, grid: Grid) -> list[int]:
-        return self.everyone(grid)
+        return sorted(map(int, self._present)) if self.fleet.replaced else list(range(self.fleet.size))
 
     @override
     def report(self, device: int) -> DeviceReport:

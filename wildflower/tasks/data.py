@@ -103,6 +103,7 @@ class DataSet:
     inputs are tokens, which stand for themselves.
     `natural_ids` (training examples,) says which real-world source, numbered from 0, each example is from.
     `label_names`: what the classes are called, by number; () where they have no names.
+    `columns`: names of the inputs' channels, of a table; () where they have none.
     `label_sets` (sources, classes), bool: which classes each source has, where every source has its own.
     `vocabulary`: of texts, whose tokens are a tokenizer's.
     `remarks`: what a person should know before round 1, such as files that were left out.
@@ -116,6 +117,7 @@ class DataSet:
     std: Tensor | None = None
     natural_ids: Tensor | None = None
     label_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
     label_sets: Tensor | None = None
     vocabulary: Vocabulary | None = None
     remarks: tuple[Remark, ...] = ()
@@ -393,6 +395,7 @@ def read_data_set(file: Path) -> DataSet:
             std=tensors.get("std"),
             natural_ids=tensors.get("natural_ids"),
             label_names=tuple(facts["label_names"]),
+            columns=tuple(facts.get("columns", ())),
             label_sets=tensors.get("label_sets"),
             vocabulary=None if facts["vocabulary"] is None else Vocabulary(**facts["vocabulary"]),
             remarks=tuple(map(Remark.model_validate, facts["remarks"])),
@@ -417,6 +420,7 @@ def write_data_set(data: DataSet, file: Path) -> None:
     facts = {
         "classes": data.classes,
         "label_names": data.label_names,
+        "columns": data.columns,
         "vocabulary": None if data.vocabulary is None else asdict(data.vocabulary),
         "remarks": [remark.model_dump() for remark in data.remarks],
         "in_order": data.in_order,

