@@ -68,7 +68,7 @@ def page(cells: Cells) -> str:
             why = found[method].replace(f"{method} ", "it ", 1)
             row.append(YES if why == YES else f"no ({reasons.setdefault(why, str(len(reasons) + 1))})")
         rows.append([f"[{method}]({method}.md)", *row])
-    told = "\n".join(f"{number}. {why}" for why, number in reasons.items())
+    told = "\n".join(f"{number}. `{why.replace('`', chr(39))}`" for why, number in reasons.items())
     return markdown(["method", *(f"`{model}`" for model in cells)], rows) + (f"\n\n{told}" if told else "")
 
 

@@ -93,6 +93,7 @@ def test_groups_are_those_of_the_network():
     }
     assert dict(family_of("Patches").groups)["blocks.0.attention.qkv"] == 4  # heads, and not their channels
     assert dict(family_of("Separable").groups) == {"stem.0": 4, "squeeze": 6}  # of 4 groups each
+    assert dict(family_of("Colored").groups) == {"stem": 6}  # and not the three colors, which one gray image is
 
 
 @settings(max_examples=10, deadline=None)
