@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,12 +93,12 @@ class _Step:
 
 @dataclass
 class _Steps:
-    """The steps of a mode: which tensors are put into which registers first, and where the answer is at the end."""
+    """The steps of a mode: which tensors are put into which registers first, and where the answers are at the end."""
 
     steps: list[_Step]
     tensors: list[tuple[int, Mapping[str, Any], str]]
     registers: int
-    answer: int
+    answers: list[int]
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,15 @@ class Program(Network):
         self._norms = _norms(graph)
         numbers = {group: number for number, group in enumerate(graph.groups)}
         self._left_out = [block for block, groups in graph.blocks.items() if not kept[numbers[groups[0]]]]
+        last = [len(graph.training) - 1, len(graph.evaluation) - 1]
+        heads = [exit.answers for exit in graph.exits.values() if kept[numbers[exit.groups[0]]]] or [last]
+        # Of each mode the nodes of all answers, the deepest last.
+        self._answers = {True: [head[0] for head in heads], False: [head[1] for head in heads]}
         self._make_tensors(torch.device("meta") if without_memory else torch.get_default_device())
-        self._programs = {training: self._compile(training) for training in (True, False)}
+        self._programs = {training: self._compile(training, self._answers[training][-1:]) for training in (True, False)}
+        self._all = self._programs
+        if len(heads) > 1:
+            self._all = {training: self._compile(training, self._answers[training]) for training in (True, False)}
 
     def _make_tensors(self, device: torch.device) -> None:
         used = self._used()
@@ -167,7 +174,7 @@ class Program(Network):
             if (path := name.rpartition(".")[0]) in norms:
                 self._make_norm(norms[path])
             owner, own = self._owner(name)
-            value = _drawn(spec, self._graph.shape(spec, self._kept), device)
+            value = drawn(spec, self._graph.shape(spec, self._kept), device)
             if spec.kind == "buffer":
                 owner.register_buffer(own, value)
             else:
@@ -203,7 +210,7 @@ class Program(Network):
         """Return the names of tensors that some node reads which is computed."""
         found: set[str] = set()
         for training in (True, False):
-            nodes, (alive, standing) = self._nodes(training), self._alive(training)
+            nodes, (alive, standing) = self._nodes(training), self._alive(training, self._answers[training])
             for number in alive - standing.keys():
                 found |= {value["t"] for value in _objects(nodes[number]) if "t" in value}
         return found
@@ -211,15 +218,15 @@ class Program(Network):
     def _nodes(self, training: bool) -> list[Operation]:
         return self._graph.training if training else self._graph.evaluation
 
-    def _alive(self, training: bool) -> tuple[set[int], dict[int, int]]:
-        """Return the nodes on which the answer depends, and in whose place others stand, as blocks are left out."""
+    def _alive(self, training: bool, answers: list[int]) -> tuple[set[int], dict[int, int]]:
+        """Return the nodes on which answers depend, and in whose place others stand, as blocks are left out."""
         nodes = self._nodes(training)
         pairs = [self._graph.bypassed[block][0 if training else 1] for block in self._left_out]
         standing = {result: before for result, before in pairs}
-        if not standing:
+        if not standing and not self._graph.exits:
             return set(range(len(nodes))), {}
         alive: set[int] = set()
-        wanted = [len(nodes) - 1]
+        wanted = [*answers]
         while wanted:
             number = wanted.pop()
             if number >= 0 and number not in alive:
@@ -230,8 +237,8 @@ class Program(Network):
 
     # Steps
 
-    def _compile(self, training: bool) -> _Steps:
-        nodes, (alive, standing) = self._nodes(training), self._alive(training)
+    def _compile(self, training: bool, answers: list[int]) -> _Steps:
+        nodes, (alive, standing) = self._nodes(training), self._alive(training, answers)
         names = [v["t"] for n in sorted(alive - standing.keys()) for v in self._read(nodes[n]) if "t" in v]
         # Of a node, or of a tensor by its name, the register.
         places: dict[str | int, int] = {name: len(nodes) + i for i, name in enumerate(dict.fromkeys(names))}
@@ -244,14 +251,14 @@ class Program(Network):
                 steps.append(self._step(number, node, places))
                 if (share := self.scale(node)) != 1:
                     steps.append(_Step(torch.ops.aten.div.Scalar, number, [None, share], registers=[(0, number)]))
-        answer = places[len(nodes) - 1]
-        _drop_unread(steps, answer, len(nodes))
+        registers = [places[number] for number in answers]
+        _drop_unread(steps, registers, len(nodes))
         tensors: list[tuple[int, Mapping[str, Any], str]] = []
         for name, register in places.items():
             if isinstance(name, str):
                 owner, own = self._owner(name)
                 tensors.append((register, owner._parameters if own in owner._parameters else owner._buffers, own))
-        return _Steps(steps, tensors, len(nodes) + len(tensors) + 1, answer)
+        return _Steps(steps, tensors, len(nodes) + len(tensors) + 1, registers)
 
     def _step(self, number: int, node: Operation, places: Mapping[str | int, int]) -> _Step:
         if node.op == "batch_norm.default" and (norm := self._norms.get(_statistic(node))) is not None:
@@ -312,7 +319,15 @@ class Program(Network):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        program, batch = self._programs[self.training], x.shape[0]
+        return self._run(self._programs[self.training], x)[0]
+
+    @override
+    def exits(self, x: Tensor) -> list[Tensor]:
+        return self._run(self._all[self.training], x)
+
+    def _run(self, program: _Steps, x: Tensor) -> list[Tensor]:
+        """Return the answers of a program."""
+        batch = x.shape[0]
         values: list[Any] = [None] * program.registers
         for register, table, name in program.tensors:
             values[register] = table[name]
@@ -321,12 +336,7 @@ class Program(Network):
             values[step.result] = step.call(values, batch)
             for register in step.dropped:
                 values[register] = None
-        answer: Tensor = values[program.answer]
-        return answer
-
-    @override
-    def exits(self, x: Tensor) -> list[Tensor]:
-        return [self(x)]
+        return [values[register] for register in program.answers]
 
 
 def _made(value: Any, values: Sequence[Any], batch: int) -> Any:
@@ -353,7 +363,7 @@ def _registers_in(value: Any) -> Iterator[int]:
             yield from _registers_in(inner)
 
 
-def _drop_unread(steps: Sequence[_Step], answer: int, nodes: int) -> None:
+def _drop_unread(steps: Sequence[_Step], answers: Collection[int], nodes: int) -> None:
     """Let every step drop the results of nodes that no later one reads."""
     last: dict[int, _Step] = {}
     for step in steps:
@@ -361,7 +371,7 @@ def _drop_unread(steps: Sequence[_Step], answer: int, nodes: int) -> None:
             if 0 <= register < nodes:
                 last[register] = step
     for register, step in last.items():
-        if register != answer:
+        if register not in answers:
             step.dropped.append(register)
 
 
@@ -402,7 +412,7 @@ def _statistic(node: Operation) -> str:
     return str(found.get("t", "")) if isinstance(found, dict) else ""
 
 
-def _drawn(spec: StateTensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def drawn(spec: StateTensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return first values of the mean and the deviation that those of the module had."""
     value = torch.empty(shape, dtype=DTYPES[spec.dtype], device=device)
     if device.type != "meta" and value.is_floating_point():

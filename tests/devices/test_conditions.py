@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from wildflower.devices import conditions, node_config
-from wildflower.devices.conditions import note_use, rest_of, seconds_until
+from wildflower.devices.conditions import note_use, rest_of
+from wildflower.devices.hours import seconds_until
 from wildflower.devices.resource_report import DeviceReport
 
 NOON = datetime(2026, 11, 29, 12, 0)

@@ -3,51 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import psutil
-from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from wildflower.devices.checked import STRICT, AtLeast0, Whole, checked, save
-
-if TYPE_CHECKING:
-    from wildflower.devices.node_config import NodeConfig
-    from wildflower.devices.resource_report import DeviceReport
+from wildflower.devices.hours import DAY_SECONDS, seconds_until
+from wildflower.devices.node_config import NodeConfig
+from wildflower.devices.resource_report import DeviceReport
 
 USE_FILE = "use.json"
-DAY_SECONDS = 24 * 3600
 AGAIN_SECONDS = 300.0  # after which it is looked again whether a device is charging, idle, cool or at another network
 BUSY_PERCENT, LOOK_SECONDS = 30.0, 0.5  # of all CPUs, so long before a message: a device that is busier is not idle
 MODEMS = ("wwan", "ppp", "rmnet")  # how network interfaces over a mobile network begin
-
-
-def _hours(text: str) -> str:
-    if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", text) or text[:5] == text[6:]:
-        raise ValueError('must be two different times of a day, such as "22:00-06:00"')
-    return text
-
-
-Hours = Annotated[str, Field(max_length=11), AfterValidator(_hours)]
-
-
-def seconds_until(hours: str, day_seconds: float) -> float:
-    """Return how long it takes until these hours begin; 0 within them.
-
-    Args:
-        hours: such as "22:00-06:00".
-        day_seconds: since midnight.
-    """
-    begin, end = (3600 * int(hours[at : at + 2]) + 60 * int(hours[at + 3 : at + 5]) for at in (0, 6))
-    if (day_seconds - begin) % DAY_SECONDS < (end - begin) % DAY_SECONDS:
-        return 0.0
-    return (begin - day_seconds) % DAY_SECONDS
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from wildflower.devices.checked import MAX_FLOP_PER_S, MAX_MBIT_PER_S
-from wildflower.devices.conditions import Hours, seconds_until
+from wildflower.devices.hours import Hours, seconds_until
 from wildflower.devices.quantity import (
     BYTES,
     FLOPS,

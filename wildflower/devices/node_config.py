@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from wildflower.devices.checked import STRICT, FlopPerS, MbitPerS, Text, Whole, checked
-from wildflower.devices.conditions import Hours
+from wildflower.devices.hours import Hours
 from wildflower.devices.resource_report import Kind
 
 MIN_MEMBERS = 3  # of a sum under masks
