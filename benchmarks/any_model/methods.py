@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "feddf": {"public.examples": 40, "ensemble.steps": 4},
     "rafl": {"rafl.searcher": "pool"},
     "hypemefed": {"hypemefed.epochs": 1},
+    "model-search": {"distillation.steps": 2},
 }
 Cells = Mapping[str, Mapping[str, str]]  # model -> method -> "yes", or why not
 
