@@ -18,6 +18,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.asynchronous import run as asynchronous
+
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
 # Told apart also by people who do not see red and green as different, on white and on GitHub's dark gray.
@@ -196,12 +198,38 @@ def draw_fleet(figure: Figure, theme: Theme) -> None:
     panel.legend(frameon=False)
 
 
+# Asynchronous rounds --------------------------------------------------------------------------------------------------
+
+MOMENTS = 40  # of a run's simulated time at which its accuracy is drawn
+
+
+def draw_asynchronous(figure: Figure, theme: Theme) -> None:
+    """Draw accuracy over simulated time, a panel per fleet and method: mean and range of the seeds."""
+    figure.set_size_inches(9, 5)
+    results = read("asynchronous/results.json")["results"]
+    for panel, (name, setting) in zip(
+        figure.subplots(2, 2, sharey=True).flat, asynchronous.SETTINGS.items(), strict=True
+    ):
+        seconds = [setting.seconds * moment / MOMENTS for moment in range(1, MOMENTS + 1)]
+        for color, way in zip(theme["colors"], asynchronous.WAYS, strict=False):
+            curves = [seed["curve"] for seed in results[f"{name}, {way}"].values()]
+            scores = [[100 * asynchronous.at(curve, second) for curve in curves] for second in seconds]
+            panel.plot(seconds, [sum(of) / len(of) for of in scores], color=color, label=way)
+            panel.fill_between(seconds, list(map(min, scores)), list(map(max, scores)), color=color, alpha=0.15, lw=0)
+        panel.set_title(name, fontsize=9)
+        panel.set_xlabel("simulated seconds")
+    for panel in figure.axes[::2]:
+        panel.set_ylabel("accuracy (%)")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+
+
 FIGURES: dict[str, Callable[[Figure, Theme], None]] = {
     "delivered": draw_delivered,
     "time-and-bytes": draw_time_and_bytes,
     "memory": draw_memory,
     "overhead": draw_overhead,
     "fleet": draw_fleet,
+    "asynchronous": draw_asynchronous,
 }
 
 

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of, todays_names
 from benchmarks.tables import markdown, write_between
-from wildflower.launch.experiment_file import SettingsError
+from wildflower.launch.experiment_file import SettingsError, beside
 from wildflower.launch.forked_server import ONE_THREAD
 from wildflower.launch.superlink import stop_signals_interrupt
 from wildflower.launch.sweeps import Planned, Row, sweep
@@ -362,7 +362,8 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     """Write the figures of finished runs into results.json, and the table of all into README.md; returns the table."""
     results = study.known()
     for run in finished:
-        layout = config_of(run.run_dir).compute.layout
+        with beside(study.experiment):
+            layout = config_of(run.run_dir).compute.layout
         method, _, digest = run.row.removesuffix(f".{layout}").rpartition(".")
         results[method][str(run.seed)] = study.figures(run.run_dir) | {"layout": layout, "settings": digest}
     results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}

@@ -1,4 +1,4 @@
-"""How the server lets a node in, and how a node ends that it lets in no more: in words, with exit codes of their own.
+"""Admission of a node by the server, and the end of a node that is let in no more: in words, with exit codes.
 
 Flower answers a node whose key was revoked as one that was killed and comes back before its lease has ended, and ends
 both at once with the exit code 1, so that whatever starts the node again tries for ever. Here a node waits for the end

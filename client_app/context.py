@@ -1,4 +1,4 @@
-"""What a client step works with: one order on one device, its data, its limits and what the device keeps."""
+"""The context of a client step: one order on one device, its data, its limits and what the device keeps."""
 
 from __future__ import annotations
 
@@ -286,6 +286,8 @@ class DeviceContext:
         self, *models: nn.Module, share: tuple[float, float] = (0.0, 1.0)
     ) -> Iterator[Iterator[tuple[Tensor, Tensor, float]]]:
         """See `wildflower.strategies.method.ClientContext`."""
+        if self.place.board is not None:
+            self._say_cpu("it has a loop of its own, and not one model and one loss")
         shard = self._shard
         if share != (0.0, 1.0):
             order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(self.order.device))
@@ -349,9 +351,7 @@ class DeviceContext:
                 self._check_for_board()
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:
-                name = self.order.client_step.name
-                log.warning("Device %s: the board's GPU cannot train %s (%s)", self.order.device, name, error)
-                log.warning("Device %s: %s is trained on the CPU", self.order.device, name)
+                self._say_cpu(str(error))
         taken, drawn = self.steps_taken, self._generator.get_state()
 
         def start() -> Iterator[Tensor]:
@@ -373,6 +373,11 @@ class DeviceContext:
                 rate=rate,
             )
         )
+
+    def _say_cpu(self, why: str) -> None:
+        name = self.order.client_step.name
+        log.warning("Device %s: the board's GPU cannot train %s (%s)", self.order.device, name, why)
+        log.warning("Device %s: %s is trained on the CPU", self.order.device, name)
 
     def _check_for_board(self) -> None:
         """Raise board_gpu.Untraceable where the board's trainer does not have what the order asks for."""

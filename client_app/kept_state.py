@@ -1,4 +1,4 @@
-"""What must stay on a device, between rounds and across restarts: one safetensors file per device, key and round."""
+"""The state that stays on a device, across rounds and restarts: one safetensors file per device, key and round."""
 
 from __future__ import annotations
 

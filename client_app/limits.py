@@ -1,4 +1,4 @@
-"""What bounds the memory of an order's work, and refusals to do it."""
+"""The bounds of the memory of an order's work, and refusals to do it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory this process holds, how much one piece of work took, and a limit that it cannot pass."""
+"""The memory of this process: how much it holds, how much one piece of work took, and a limit that it cannot pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device allows by itself, whatever its server says: under which masks it trains, and in which sums it is.
+"""Limits that a device sets itself, whatever its server says: under which masks it trains, and in which sums it is.
 
 One sum shows nothing of one device, and two may: the updates of ten devices from some weights, less those of nine of
 them from the same weights, are the update of the tenth. So the devices of every sum are parted into blocks, and before

@@ -1,4 +1,4 @@
-"""What a device's changes lose where they travel as fewer bits: it is kept, and added the next time."""
+"""The error of changes that travel as fewer bits: it is kept, and added the next time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def encoded_changes(
     """Return a tensor set as it travels, tensor by tensor, to hold little at once.
 
     Tensors that the device was sent travel as their changes; batch norm's statistics travel as values, and nothing is
-    kept of them.
+    kept of them, nor under "qsgd", which loses nothing in the mean.
 
     Args:
         sent: the tensor set as it came, and its layout.
@@ -41,6 +41,9 @@ def encoded_changes(
             continue
         if entry.name in begun and begun[entry.name][0].shape == entry.shape:
             value = value - decode_entry(begun[entry.name][1], entry, wire)
+        if wire == "qsgd":
+            found.append(encode_entry(value, entry, wire, change=True))
+            continue
         if entry.name in lost and lost[entry.name].shape == value.shape:  # of a pruned tensor it is another
             value = value + lost[entry.name]
         found.append(encode_entry(value, entry, wire))

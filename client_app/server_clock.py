@@ -1,4 +1,4 @@
-"""Whether a node's clock goes with the server's: Flower refuses signatures from the future, and old ones."""
+"""A node's clock beside the server's: Flower refuses signatures from the future, and old ones."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ forking = multiprocessing.get_context("fork")
 
 
 class ToScore(BaseModel):
-    """Which part of the task's test set a model is scored on; its weights come beside it, as safetensors.
+    """The part of the task's test set that a model is scored on; its weights come beside it, as safetensors.
 
     part, first, last: of the test set or a part of it, the examples from one to another.
     exits: all exits are scored, and what they say together.

@@ -1,4 +1,4 @@
-"""What the devices of a simulation write while their worker answers a message, so that a killed worker leaves no trace.
+"""The files that a simulation's devices write while their worker answers a message; of a killed worker none stays.
 
 The worker tells its server of every file before it puts the file in place. If the worker is killed before it answers,
 the server undoes that, and another worker does the same orders from the same state. On hardware nobody is told.

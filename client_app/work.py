@@ -1,4 +1,4 @@
-"""What a device does with a message: trains, scores models, reports. JSON text and packed arrays in, and out again.
+"""The work of a device on a message: it trains, scores models, reports. JSON text and packed arrays in, and out again.
 
 On hardware a node carries one device and answers with its weights; in a simulation it carries many, and adds up what
 may be added up before it answers. Nothing of Flower in here: on hardware this runs in a process of its own.

@@ -1,4 +1,4 @@
-"""How glibc treats freed tensors: a device short of memory wants another setting than a simulation's worker."""
+"""Settings of glibc for freed tensors: a device short of memory wants others than a simulation's worker."""
 
 from __future__ import annotations
 

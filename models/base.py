@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -147,15 +146,15 @@ class Family(ABC):
     def smallest(self) -> Architecture:
         """Return the smallest architecture."""
 
-    def width(self, rate: float, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def width(self, rate: float) -> Architecture:
         """Return the architecture that keeps `rate` of every channel group, at full depth, with full kernels.
 
-        HeteroFL keeps ceil(rate * full) channels. RecipFL's cut of ResNet-18 to 0.2 rounds down: pass `math.floor`.
+        HeteroFL keeps ceil(rate * full) channels.
         """
-        return self.up_to(len(self.segments), rate, rounding)
+        return self.up_to(len(self.segments), rate)
 
     @abstractmethod
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:

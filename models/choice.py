@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -153,10 +152,10 @@ class Choice(BlockFamily):
         member, family = self.members[int(rng.integers(len(self.members)))]
         return self.of(member, family.sample(rng))
 
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the cut of the first member; members are chosen by `of`, not by width."""
         member, family = self.members[0]
-        return self.of(member, family.up_to(exit, rate, rounding))
+        return self.of(member, family.up_to(exit, rate))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:
         """Return the members, whole; widths play no part."""

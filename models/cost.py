@@ -1,4 +1,4 @@
-"""What an architecture costs a device: parameters, payload, peak training memory, FLOPs; nothing is allocated.
+"""The cost of an architecture for a device: parameters, payload, peak training memory, FLOPs; nothing is allocated.
 
 Peak training memory follows one training step in the order in which PyTorch runs it: zero_grad(set_to_none=True),
 forward, backward, optimizer step. Every tensor is followed from its allocation to its release:

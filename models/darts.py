@@ -9,7 +9,6 @@ says which two edges each node keeps, and which operation each of them is.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -326,7 +325,7 @@ class Darts(ModuleFamily):
         """Return the one architecture."""
         return self.full()
 
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the one architecture, at any rate."""
         check_cut(self.name, 1, exit, rate)
         return self.full()

@@ -158,18 +158,24 @@ class ElasticSpace:
         """Say whether as many layers stay as must: always, since how many is a decision."""
         return True
 
-    def means(self, decision: Decision, picks: Sequence[int]) -> bool:
-        """Say whether a decision is about a block that these picks keep."""
-        if decision.stage is None:
-            return True
-        stage = self._numbers[decision.stage]
-        return self.options[stage][picks[stage]] > decision.place
-
     def canonical(self, picks: Sequence[int]) -> tuple[int, ...]:
         """Return the picks with 0 in every decision that means nothing: the same for the same architecture."""
-        return tuple(
-            pick if self.means(decision, picks) else 0 for pick, decision in zip(picks, self.decisions, strict=True)
-        )
+        found = list(picks)
+        for stage, inside in self._inside:
+            depth = self.options[stage][picks[stage]]
+            for number, place in inside:
+                if depth <= place:
+                    found[number] = 0
+        return tuple(found)
+
+    @cached_property
+    def _inside(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Of every stage the number of its depth's decision, and numbers and places of the decisions inside of it."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for number, decision in enumerate(self.decisions):
+            if decision.stage is not None:
+                found.setdefault(self._numbers[decision.stage], []).append((number, decision.place))
+        return list(found.items())
 
     @property
     def size(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -214,16 +214,16 @@ class Encoder(ModuleFamily):
         """Return one layer of one channel per head (or one head) and one of the MLP; of `depths`, the first, whole."""
         return self._at(self.depths[0]) if self.depths else Architecture((1,) * len(self.groups))
 
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the whole depth at a rate of the width; of `depths`, the first with that share of the layers.
 
         With `early_exits` it is the depth of the exit, at that rate of the width.
         """
         check_cut(self.name, len(self.segments), exit, rate)
         if self.depths and not self.early_exits:
-            wanted = rounding(round(rate * self.depths[-1], 9))
+            wanted = math.ceil(round(rate * self.depths[-1], 9))
             return self._at(next(depth for depth in self.depths if depth >= wanted))
-        cut = {group: kept_channels(full, rate, rounding) for group, full in self.groups.items()}
+        cut = {group: kept_channels(full, rate) for group, full in self.groups.items()}
         return Architecture(tuple((cut | {"layers": list(self.heads_behind)[exit - 1]}).values()))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import add, lt
+from operator import add, itemgetter, lt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,11 +153,22 @@ class Prices:
         return [found.parameters for found in self._of(picks)]
 
     def _of(self, picks: Sequence[int]) -> list[Profile]:
-        found = (
-            table[tuple([picks[decision] for decision in link.decisions])]
-            for link, table in zip(self.chain.links, self.profiles, strict=True)
-        )
+        found = (table[getter(picks)] for getter, table in self._tables)
         return [block for block in found if block is not None]
+
+    @cached_property
+    def _tables(self) -> list[tuple[Callable[[Sequence[int]], Any], dict[Any, Profile | None]]]:
+        """Of every link what takes its picks out of all, and its profiles by them: a single pick is not in a tuple."""
+        found: list[tuple[Callable[[Sequence[int]], Any], dict[Any, Profile | None]]] = []
+        for link, table in zip(self.chain.links, self.profiles, strict=True):
+            match link.decisions:
+                case ():
+                    found.append((lambda _: (), dict(table)))
+                case (one,):
+                    found.append((itemgetter(one), {picks[0]: block for picks, block in table.items()}))
+                case several:
+                    found.append((itemgetter(*several), dict(table)))
+        return found
 
 
 class Frontier:

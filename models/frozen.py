@@ -1,4 +1,4 @@
-"""What `freeze` of a family leaves untrained, and whether it names something and leaves something to train."""
+"""The parts that `freeze` of a family leaves untrained; it names something, and leaves something to train."""
 
 from __future__ import annotations
 

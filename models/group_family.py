@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,10 +55,10 @@ class GroupFamily(Family):
         """Return the architecture with one channel in every group and without all removable layers."""
         return self.architecture(dict.fromkeys(self.groups, 1), self.removable, kernel=3 if self.kernels else None)
 
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
         check_cut(self.name, len(self.segments), exit, rate)
-        widths = {group: kept_channels(full, rate, rounding) for group, full in self.groups.items()}
+        widths = {group: kept_channels(full, rate) for group, full in self.groups.items()}
         return self.architecture(widths, without=list(self.segments)[exit:])
 
     def first_layers(self, count: int) -> Architecture:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -110,10 +109,10 @@ class Levels(ModuleFamily):
         """Return the first level."""
         return Architecture((1,))
 
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the level at a share of all levels: of three, 0.5 is the second."""
         check_cut(self.function, 1, exit, rate)
-        return Architecture((kept_channels(len(self.levels), rate, rounding),))
+        return Architecture((kept_channels(len(self.levels), rate),))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:
         """Return all levels, largest first; widths play no part."""

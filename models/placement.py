@@ -1,4 +1,4 @@
-"""How a sub-model is cut out of the global model, and how what a device returns is added into it.
+"""The placement of a sub-model: how it is cut out of the global model, and how what returns is added into it.
 
 1. `kept_channels`: a width rate says how many channels a sub-model keeps of every channel group.
 2. `leading`, `rolling` or `chosen` select which ones: HeteroFL (Diao et al. 2021), FedRolex (Alam et al. 2022) and
@@ -81,9 +81,9 @@ def groups_of(axis: AnyAxis) -> set[str]:
     return {axis.group} if isinstance(axis, Axis) else set()
 
 
-def kept_channels(full: int, rate: float, rounding: Callable[[float], int] = math.ceil) -> int:
+def kept_channels(full: int, rate: float) -> int:
     """Return how many of `full` channels a width rate keeps, at least 1."""
-    return max(1, rounding(round(rate * full, 9)))  # a hair's breadth of rounding error adds and loses no channel
+    return max(1, math.ceil(round(rate * full, 9)))  # a hair's breadth of rounding error adds and loses no channel
 
 
 def leading(group: str, full: int, kept: int) -> Coordinates:

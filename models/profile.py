@@ -1,4 +1,4 @@
-"""What single blocks cost, and how the cost of a network composes from them along its chain.
+"""The cost of single blocks, and how the cost of a network composes from them along its chain.
 
 `wildflower.models.cost` follows a whole training step. What a block adds to it depends on little besides the block: the
 shape of its input, whether any parameters come before it (otherwise nobody asks for the gradient of its input), and

@@ -1,4 +1,4 @@
-"""What a training step of any module allocates and computes, found by running it on fake tensors.
+"""The cost of a training step of any module, found by running it on fake tensors.
 
 Fake tensors have shapes, types and storages without memory, so that a model of gigabytes is priced on a small server.
 Every storage is followed from the operator that makes it to its release by PyTorch itself: results that autograd saves,

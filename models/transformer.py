@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -360,10 +360,10 @@ class Transformer(BlockFamily):
         """Return the cuts of these width rates, or of `depths` where there are some, largest first."""
         return [self.first_layers(depth) for depth in reversed(self.depths)] or super().candidates(widths)
 
-    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the cut of a width rate; with `depths`, the first of them that has this share of the blocks."""
-        found = super().up_to(exit, rate, rounding)
-        wanted = rounding(round(rate * self.depth, 9))
+        found = super().up_to(exit, rate)
+        wanted = math.ceil(round(rate * self.depth, 9))
         return self.first_layers(next(depth for depth in self.depths if depth >= wanted)) if self.depths else found
 
     def encoder(self, arch: Architecture, *, norm_first: bool) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Who trained what when, from the records of devices: sums by device or tier, and over rounds."""
+"""The devices' activity, from their records: sums by device or tier, and over rounds."""
 
 import re
 from collections import Counter
@@ -78,7 +78,7 @@ def _shares(record: DeviceRecord) -> dict[str, float]:
 
 @dataclass
 class Activity:
-    """Who trained what when: rows are devices, or tiers where there are too many; columns are one or more rounds."""
+    """The devices' training: rows are devices, or tiers where there are too many; columns are one or more rounds."""
 
     rows: dict[int | str, Tally]
     cells: dict[tuple[int | str, int], Tally]

@@ -1,4 +1,4 @@
-"""Which method to take for a fleet, in words, and how sure that is."""
+"""Advice in words: the method to take for a fleet, and how sure that is."""
 
 import math
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ MAX_VALUES = 3  # of a condition in which runs differ
 
 
 def advice_on(groups: Sequence[Group], scale: Scale) -> list[str]:
-    """Which method to take for this fleet and how sure that is, and which methods are not counted."""
+    """Return which method to take for this fleet and how sure that is, and which methods are not counted."""
     told = [*hooks_note(groups), *_without_model(groups), *_beyond(groups)]
     if len(groups) < 2:
         return told

@@ -17,7 +17,7 @@ POINTS_WITH_MARKS = 40
 FEW_ROUNDS = 8  # of which each has its tick
 OUTLIER = 4  # times what a usual line reaches: a line beyond that is cut off
 SKEWED = 10  # times as far as another line goes: the axis is logarithmic
-BAND_SPACE = 0.25  # of the range of all lines, above and below them
+BAND_SPACE = 0.75  # of the range of all lines, above and below them
 MAX_TICKS = 20  # below the columns of a map
 TICKS: dict[Format, dict[str, Any]] = {
     percent: {"tickformat": ",.3~%"},

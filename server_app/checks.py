@@ -1,4 +1,4 @@
-"""Which settings of a run do not go together, and what would be right."""
+"""Settings of a run that do not go together, and what would be right."""
 
 from __future__ import annotations
 

@@ -33,49 +33,41 @@ def score_chart(groups: Sequence[Group], scale: Scale) -> list[Chart]:
     return [dot_chart(label, dots, x_label=label, x_format=one_digit(scale), line_at=line_at)] if dots else []
 
 
-def _are_delivered(groups: Sequence[Group]) -> bool:
+def are_delivered(groups: Sequence[Group]) -> bool:
     """Return whether all runs say what they deliver: else they are drawn by their whole models."""
     return all(run.summary.delivered_score is not None for group in groups for run in group.runs)
 
 
 def _title(groups: Sequence[Group], scale: Scale) -> str:
-    return f"Delivered {scale.label}" if _are_delivered(groups) else scale.title
+    return f"Delivered {scale.label}" if are_delivered(groups) else scale.title
 
 
 def line_charts(groups: Sequence[Group], scale: Scale) -> list[Chart]:
     """Draw scores over rounds, simulated time and traffic, the loss, and the budgets used."""
     length, unit = time_unit(max((run.summary.simulated_seconds for group in groups for run in group.runs), default=0))
-    known = _are_delivered(groups)
-
-    def rounds(run: Run) -> list[float]:
-        return [float(r.round) for r in run.rounds]
-
-    def clock(run: Run) -> list[float]:
-        return [r.simulated_seconds / length for r in run.rounds]
-
-    def traffic(run: Run) -> list[float]:
-        return [float(total) for total in accumulate(r.training_bytes for r in run.rounds)]
+    known = are_delivered(groups)
+    rounds, clock, traffic = (xs_of(name, length) for name in ("rounds", "hours", "bytes"))
 
     def score(r: RoundRecord) -> float | None:
         return r.delivered_score if known else r.score
 
     title, text = _title(groups, scale), one_digit(scale)
-    over_traffic = _lines(groups, traffic, score)
+    over_traffic = lines_over_seeds(groups, traffic, score)
     charts = [
-        line_chart(f"{title} over rounds", _lines(groups, rounds, score), x_label="round", y_format=text),
-        line_chart(f"{title} over simulated time", _lines(groups, clock, score), x_label=unit, y_format=text),
+        line_chart(f"{title} over rounds", lines_over_seeds(groups, rounds, score), x_label="round", y_format=text),
+        line_chart(f"{title} over simulated time", lines_over_seeds(groups, clock, score), x_label=unit, y_format=text),
         line_chart(
             f"{title} over traffic", over_traffic, x_label="training, down and up", y_format=text, x_format=bytes_text
         ),
     ]
     if known:
-        lines = _lines(groups, rounds, lambda r: r.score)
+        lines = lines_over_seeds(groups, rounds, lambda r: r.score)
         lines = [line for line, group in zip(lines, groups, strict=True) if group.runs[0].whole]
         charts.append(line_chart(f"{scale.title} of the whole model", lines, x_label="round", y_format=text))
 
     def by_round(title: str, y_of: Callable[[RoundRecord], float | None], form: Format) -> Chart:
         from_zero = form is tenths
-        lines = _lines(groups, rounds, y_of)
+        lines = lines_over_seeds(groups, rounds, y_of)
         return line_chart(title, lines, x_label="round", y_format=form, from_zero=from_zero, cut=True)
 
     charts.append(by_round("Loss", lambda r: r.loss, plain))
@@ -84,19 +76,33 @@ def line_charts(groups: Sequence[Group], scale: Scale) -> list[Chart]:
     return [chart for chart in charts if chart.traces]
 
 
-def _lines(
-    groups: Sequence[Group], xs_of: Callable[[Run], list[float]], y_of: Callable[[RoundRecord], float | None]
+def xs_of(name: str, length: float) -> Callable[[Run], list[float]]:
+    """Return what gives where a run's rounds stand: by their "rounds", "bytes" or "hours", the latter in `length`."""
+
+    def xs(run: Run) -> list[float]:
+        if name == "bytes":
+            return [float(total) for total in accumulate(r.training_bytes for r in run.rounds)]
+        return [r.simulated_seconds / length if name == "hours" else float(r.round) for r in run.rounds]
+
+    return xs
+
+
+def lines_over_seeds(
+    groups: Sequence[Group],
+    xs_of_run: Callable[[Run], list[float]],
+    y_of: Callable[[RoundRecord], float | None],
+    around: Callable[[Sequence[float]], tuple[float, float] | None] = interval,
 ) -> list[Line]:
-    """Return a line per group: the mean over its runs, up to the end of the shortest, and the interval around it."""
+    """Return a line per group: the mean over its runs, up to the end of the shortest, and what is `around` it."""
     lines = []
     for color, group in enumerate(groups):
-        xs = [fmean(x) for x in zip(*(xs_of(run) for run in group.runs), strict=False)]
+        xs = [fmean(x) for x in zip(*(xs_of_run(run) for run in group.runs), strict=False)]
         of_rounds = list(zip(*([y_of(r) for r in run.rounds] for run in group.runs), strict=False))
         # A round that one of the runs did not evaluate has no mean.
         known = [[y for y in ys if y is not None] for ys in of_rounds]
         whole = [ys if len(ys) == len(group.runs) else [] for ys in known]
-        around = [interval(ys) or (None, None) for ys in whole]
-        band = ([low for low, _ in around], [high for _, high in around]) if len(group.runs) > 1 else None
+        ends = [around(ys) or (None, None) for ys in whole]
+        band = ([low for low, _ in ends], [high for _, high in ends]) if len(group.runs) > 1 else None
         means = [fmean(ys) if ys else None for ys in whole]
         lines.append(Line(group.label, xs, means, color, dash="" if group.counts else "dot", band=band))
     return lines

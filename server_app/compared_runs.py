@@ -67,7 +67,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """Which replicate of its experiment it is."""
+        """The number of the replicate of its experiment."""
         seed = self.config["seed"]
         assert isinstance(seed, int)
         return seed

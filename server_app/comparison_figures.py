@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from wildflower.plugins.extras import needed
 from wildflower.plugins.nearest import nearest
-from wildflower.server_app.compared_runs import Group, Run
+from wildflower.server_app.charts import Line
+from wildflower.server_app.compare_charts import are_delivered, lines_over_seeds, xs_of
+from wildflower.server_app.compared_runs import Group
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.run_records import RoundRecord
 from wildflower.server_app.units import time_unit
@@ -65,14 +66,14 @@ def figure(groups: Sequence[Group], scale: Scale, over: str | Sequence[str] | No
     wide = min(2, len(asked))
     high = -(-len(asked) // wide)
     found = Shown(figsize=(wide * PANEL_INCHES[0], high * PANEL_INCHES[1]), layout="constrained")
-    known = all(run.summary.delivered_score is not None for group in groups for run in group.runs)
+    known = are_delivered(groups)
     length, unit = time_unit(max(run.summary.simulated_seconds for group in groups for run in group.runs))
     for place, name in enumerate(asked, start=1):
         axes = found.add_subplot(high, wide, place)
         axes.set_xlabel(f"simulated {unit}" if name == "hours" else OVER[name])
         axes.set_ylabel(_y_label(name, scale, known))
-        for number, group in enumerate(groups):
-            _draw(axes, group, number, _xs(name, length), _ys(name, scale, known))
+        for line in lines_over_seeds(groups, xs_of(name, length), _ys(name, scale, known), _deviation):
+            _draw(axes, line, 1e6 if name == "bytes" else 1.0)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     found.axes[0].legend(frameon=False, fontsize="small")
@@ -83,17 +84,6 @@ def _y_label(name: str, scale: Scale, known: bool) -> str:
     if name == "memory":
         return "memory budget used (%)"
     return (f"delivered {scale.label}" if known else scale.label) + (" (%)" if scale.is_share else "")
-
-
-def _xs(name: str, length: float) -> Callable[[Run], list[float]]:
-    def xs(run: Run) -> list[float]:
-        if name == "bytes":
-            return [total / 1e6 for total in accumulate(r.training_bytes for r in run.rounds)]
-        if name == "hours":
-            return [r.simulated_seconds / length for r in run.rounds]
-        return [float(r.round) for r in run.rounds]
-
-    return xs
 
 
 def _ys(name: str, scale: Scale, known: bool) -> Callable[[RoundRecord], float | None]:
@@ -107,26 +97,20 @@ def _ys(name: str, scale: Scale, known: bool) -> Callable[[RoundRecord], float |
     return y
 
 
-def _draw(
-    axes: Axes,
-    group: Group,
-    number: int,
-    xs_of: Callable[[Run], list[float]],
-    y_of: Callable[[RoundRecord], float | None],
-) -> None:
-    """Draw a method up to the end of its shortest run; a round that one of its runs did not evaluate has no point."""
-    columns = zip(*(zip(xs_of(run), map(y_of, run.rounds), strict=True) for run in group.runs), strict=False)
-    points = [
-        (fmean(x for x, _ in column), [y for _, y in column if y is not None])
-        for column in columns
-        if all(y is not None for _, y in column)
-    ]
-    xs = [x for x, _ in points]
-    means = [fmean(ys) for _, ys in points]
-    color = f"C{number % 10}"
-    axes.plot(xs, means, color=color, label=group.name, marker="." if len(xs) <= 20 else "")
-    if len(group.runs) > 1:
-        spread = [stdev(ys) for _, ys in points]
-        low = [mean - s for mean, s in zip(means, spread, strict=True)]
-        high = [mean + s for mean, s in zip(means, spread, strict=True)]
+def _deviation(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return one standard deviation around the mean of several values."""
+    if len(values) < 2:
+        return None
+    return fmean(values) - stdev(values), fmean(values) + stdev(values)
+
+
+def _draw(axes: Axes, line: Line, unit: float) -> None:
+    """Draw a method, with points where all of its runs were evaluated. `unit`: of what it is drawn over."""
+    points = [(x / unit, y) for x, y in line.points()]
+    color = f"C{(line.color or 0) % 10}"
+    marker = "." if len(points) <= 20 else ""
+    axes.plot([x for x, _ in points], [y for _, y in points], color=color, label=line.name, marker=marker)
+    if line.band is not None:
+        ends = [(x / unit, low, high) for x, low, high in zip(line.xs, *line.band, strict=True) if low is not None]
+        xs, low, high = zip(*ends, strict=True)
         axes.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)

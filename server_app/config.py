@@ -237,7 +237,7 @@ class RunConfig(Params):
     wire: Wire = Field(
         "float32",
         description="As what tensor sets travel, both ways: float32, or rounded to float16 or int8, half the bytes or "
-        "a quarter (docs/design.md#messages)",
+        "a quarter (docs/design.md#messages); qsgd: int8 whose changes are QSGD's 64 levels",
     )
     schedule: Schedule = Field(default_factory=Schedule)
     augment: bool = Field(True, description="Whether training images are cropped and flipped where the task has that")

@@ -1,4 +1,4 @@
-"""What a run reads before it is built: its data, fleet, first weights and public data, and where it writes."""
+"""The inputs of a run, read before it is built: data, fleet, first weights, public data, and where it writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wildflower.models.family import Family
 from wildflower.models.initial import checked_names, digest_of, load_initial, weights_file
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.inline_tables import parse_arguments
-from wildflower.server_app.resuming import check_same_data, check_same_fleet, check_same_initial, is_of_a_folder
+from wildflower.server_app.resuming import check_same, is_of_a_folder
 from wildflower.server_app.vocabulary import check_same_tokens
 from wildflower.strategies.submodel import initial_weights
 from wildflower.tasks.public import PublicData, load_public
@@ -162,8 +162,8 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
         config: with which it would go on.
         known: what was read for other runs before; what is read now is added to it.
     """
-    check_same_fleet(run_dir, config.to_dict(), _fleet_digest(config, known))
-    check_same_initial(run_dir, _once(known, "initial", config.initial.weights, lambda: initial_digest(config)))
+    initial = _once(known, "initial", config.initial.weights, lambda: initial_digest(config))
+    check_same(run_dir, fleet=(config.fleet, _fleet_digest(config, known)), initial=initial)
     if is_of_a_folder(config.task) and config.partition != "own":
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
         of_run = task_spec(config)
@@ -172,4 +172,4 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
         def identity() -> dict[str, Any]:
             return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments)).identity()
 
-        check_same_data(run_dir, _once(known, "data", repr(spec), identity))
+        check_same(run_dir, data=_once(known, "data", repr(spec), identity))

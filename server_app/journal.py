@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wildflower.devices.private import close_to_others, private_folder, private_open
 from wildflower.plugins.extras import MissingExtraError, check_installed
-from wildflower.server_app.resuming import (
-    check_folder,
-    check_resumable,
-    check_same_data,
-    check_same_fleet,
-    check_same_initial,
-    check_same_plugins,
-)
+from wildflower.server_app.resuming import check_folder, check_resumable, check_same
 from wildflower.server_app.run_folder import (
     JournalError,
     read_devices,
@@ -81,10 +74,8 @@ class Journal:
         journal = cls(run_dir, last_round=0)
         if resume:
             check_resumable(run_dir, config)
-            check_same_fleet(run_dir, config, fleet_digest)
-            check_same_plugins(run_dir, plugins or {})
-            check_same_initial(run_dir, initial_digest)
-            check_same_data(run_dir, data or {})
+            fleet = config.get("fleet"), fleet_digest
+            check_same(run_dir, fleet=fleet, plugins=plugins or {}, initial=initial_digest, data=data or {})
             journal.last_round = whole_rounds(run_dir)
             if journal.last_round == len(read_rounds(run_dir)):
                 # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.

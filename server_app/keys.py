@@ -1,4 +1,4 @@
-"""What is written from the settings: the block of keys in pyproject.toml, and the tables of keys in docs/.
+"""Texts that are written from the settings: the block of keys in pyproject.toml, and the tables of keys in docs/.
 
 Flower refuses keys that pyproject.toml does not list, without saying which. `python -m wildflower.server_app.keys`
 writes the block and the tables anew; tests hold both.

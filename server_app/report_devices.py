@@ -1,4 +1,4 @@
-"""Which devices got which models, and why: tables by tier and by device."""
+"""Tables of the models that devices got, and why, by tier and by device."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -123,7 +123,7 @@ def map_chart(activity: Activity) -> list[Chart]:
 
 
 def label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
-    """Which labels the training examples of each simulated device have."""
+    """Draw which labels the training examples of each simulated device have."""
     if labels is None:
         return []
     shown = labels.counts[:MAX_DEVICES]
@@ -176,7 +176,7 @@ def shade_bounds(sizes: Iterable[float]) -> list[float]:
 
 
 def shade(size: float, bounds: Sequence[float]) -> int:
-    """Which of the six shades a model of `size` parameters gets; few sizes are spread over all shades."""
+    """Return which of the six shades a model of `size` parameters gets; few sizes are spread over all shades."""
     step = next(step for step, bound in enumerate(bounds) if size <= bound)
     return SHADES - 1 if len(bounds) == 1 else round(step * (SHADES - 1) / (len(bounds) - 1))
 

@@ -1,4 +1,4 @@
-"""What the report says in sentences: what happened, whether that is good, and what to try next."""
+"""The report in sentences: what happened, whether that is good, and what to try next."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether a run may start in a folder, or go on there: with the same settings, fleet, modules, weights and data."""
+"""Checks of a run's start or resumption in a folder: with the same settings, fleet, modules, weights and data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,48 +119,39 @@ def is_of_a_folder(task: object) -> bool:
     return task in DATA_OF_A_FOLDER or is_reference(task)
 
 
-def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
-    """Raise JournalError unless the fleet's files hold what they held when the run in `run_dir` began."""
-    if read_config(run_dir).fleet != fleet_digest:
-        raise JournalError(
-            f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
-            "is not what it was when the run began; put the old files back, or start another run"
-        )
+def check_same(
+    run_dir: Path,
+    *,
+    fleet: tuple[object, str] | None = None,
+    plugins: Mapping[str, str] | None = None,
+    initial: str | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise JournalError unless files hold what they held when the run in `run_dir` began; None is not looked at.
 
-
-def check_same_plugins(run_dir: Path, plugins: Mapping[str, str]) -> None:
-    """Raise JournalError unless the modules from outside are what they were when the run in `run_dir` began."""
-    before = read_config(run_dir).plugins
-    changed = sorted(name for name in before.keys() | plugins.keys() if before.get(name) != plugins.get(name))
-    if changed:
-        raise JournalError(
-            f"the run in {run_dir} cannot be resumed: {', '.join(changed)} from outside the project "
-            f"{'is' if len(changed) == 1 else 'are'} not as when the run began; put the old files back, or start "
-            "another run"
-        )
-
-
-def check_same_initial(run_dir: Path, digest: str) -> None:
-    """Raise JournalError unless the file of first weights is the one that the run in `run_dir` began with."""
-    if read_config(run_dir).initial != digest:
-        raise JournalError(
-            f"the run in {run_dir} cannot be resumed: the file of initial.weights is not as when the run began; put "
-            "the old one back, or start another run"
-        )
-
-
-def check_same_data(run_dir: Path, data: Mapping[str, Any]) -> None:
-    """Raise JournalError unless the data are those that the run in `run_dir` began with, where it says which.
-
-    Runs whose devices hold their own do not say it.
+    Args:
+        fleet: its name, and the hash of its files.
+        plugins: hashes of the modules from outside, by their names.
+        initial: the hash of the file of first weights.
+        data: what identifies the data, where the run says it. Runs whose devices hold their own do not.
     """
-    before = read_config(run_dir).data
-    changed = [key for key in before if before[key] != data.get(key)]
-    if not changed:
-        return
-    told = [f"{key.replace('-', ' ')}: {before[key]} then, {data.get(key)} now" for key in changed if key != "sha256"]
-    raise JournalError(
-        f"the run in {run_dir} cannot be resumed: its data are not what they were when the run began "
-        f"({'; '.join(told) or 'there are as many examples, and their labels or inputs differ'}); put the old data "
-        "back, or start another run"
-    )
+    before = read_config(run_dir)
+    back = "put the old files back, or start another run"
+    why = ""
+    if fleet is not None and before.fleet != fleet[1]:
+        why = f"the fleet file {fleet[0]!r} or a trace that it names is not what it was when the run began; {back}"
+    elif plugins is not None and before.plugins != plugins:
+        names = before.plugins.keys() | plugins.keys()
+        changed = sorted(name for name in names if before.plugins.get(name) != plugins.get(name))
+        are = "is" if len(changed) == 1 else "are"
+        why = f"{', '.join(changed)} from outside the project {are} not as when the run began; {back}"
+    elif initial is not None and before.initial != initial:
+        why = "the file of initial.weights is not as when the run began; put the old one back, or start another run"
+    elif data is not None and (changed := [key for key in before.data if before.data[key] != data.get(key)]):
+        told = [f"{key.replace('-', ' ')}: {before.data[key]} then, {data.get(key)} now" for key in changed]
+        told = [text for text in told if not text.startswith("sha256")]
+        differ = "; ".join(told) or "there are as many examples, and their labels or inputs differ"
+        back = "put the old data back, or start another run"
+        why = f"its data are not what they were when the run began ({differ}); {back}"
+    if why:
+        raise JournalError(f"the run in {run_dir} cannot be resumed: {why}")

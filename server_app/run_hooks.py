@@ -1,4 +1,4 @@
-"""What a run leaves in its folder after every round, as round hooks: journal, models, reports of nodes, checkpoint."""
+"""Round hooks that fill a run's folder after every round: journal, models, reports of nodes, checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line of a journal and a summary hold."""
+"""The lines of a journal, and a summary."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal

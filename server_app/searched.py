@@ -1,4 +1,4 @@
-"""How many trials the settings of a run were chosen from, as `wildflower tune` leaves it beside its runs."""
+"""The number of trials that a run's settings were chosen from, as `wildflower tune` leaves it beside its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the server scores a model on the task's test set: all exits of a family that has several, in one pass."""
+"""Scoring on the task's test set by the server: all exits of a family that has several, in one pass."""
 
 from __future__ import annotations
 

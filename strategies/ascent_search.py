@@ -1,4 +1,4 @@
-"""What a budget buys by another criterion than parameters, found by steps from the smallest architecture upward."""
+"""Search by another criterion than parameters, in steps from the smallest architecture upward."""
 
 from __future__ import annotations
 

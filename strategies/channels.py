@@ -1,4 +1,4 @@
-"""Which channels of a network are the strongest, by the norm of the filters that make them."""
+"""The strongest channels of a network, by the norm of the filters that make them."""
 
 from __future__ import annotations
 

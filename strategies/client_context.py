@@ -1,4 +1,4 @@
-"""What a client step works with on the device."""
+"""The context that a client step works with on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers architectures of different types have in common, as FlexiFed shares them."""
+"""The layers that architectures of different types have in common, as FlexiFed shares them."""
 
 from __future__ import annotations
 

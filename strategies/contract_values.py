@@ -1,4 +1,4 @@
-"""What the engine and a method hand to one another: orders and groups of them, contributions, models, states."""
+"""Values that the engine and a method hand to one another: orders and groups of them, contributions, models, states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wildflower.tasks.public import PublicData
 
 @dataclass(frozen=True)
 class Selection:
-    """Which channels a sub-model takes: a rule of `wildflower.models.placement` and its number. Hashable."""
+    """The channels that a sub-model takes: a rule of `wildflower.models.placement` and its number. Hashable."""
 
     rule: Callable[[int], Select] | None = None
     number: int = 0

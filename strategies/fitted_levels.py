@@ -1,4 +1,4 @@
-"""Which nested levels a fleet is given."""
+"""The nested levels that fit a fleet."""
 
 from __future__ import annotations
 

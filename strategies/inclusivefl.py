@@ -5,7 +5,9 @@ The types and their layers are in `wildflower.strategies.types_by_depth`, the cl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -29,8 +31,10 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.own_layers import TrainingWithOwnLayers
 from wildflower.strategies.params import Fraction, Params
-from wildflower.strategies.submodel import CandidateMethod, first_weights
-from wildflower.strategies.types_by_depth import check_alike, layers_of, types_of
+from wildflower.strategies.submodel import CandidateMethod, first_weights, learned
+from wildflower.strategies.types_by_depth import alike_blocks, check_alike, deep_tensors, layers_of, types_of
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class InclusiveFLParams(Params):
@@ -63,6 +67,9 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
 
     where n_i devices of type i were in the round. Embeddings are shared by all types; the last layer and the head are
     each type's own.
+
+    In a choice among networks a layer is a block. Types share those with which they begin as the largest does, batch
+    norm's statistics too, which no Adam steps; m^j is the mean over tensors of one name and shape, if there are any.
     """
 
     params_type: ClassVar[type[Params]] = InclusiveFLParams
@@ -80,17 +87,22 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         self.means = {a: self.running_mean(weights) for a, weights in self.weights.items()}
         adam = setup.shared["fedadam"]
         assert isinstance(adam, FedAdamParams)
-        # The server's Adam steps nothing that is frozen.
+        # The server's Adam steps nothing that is frozen, and no statistics.
         self.adams = {
-            a: ServerAdam(adam, {n: v for n, v in weights.items() if not family.is_frozen(n)})
+            a: ServerAdam(adam, {n: v for n, v in learned(weights).items() if not family.is_frozen(n)})
             for a, weights in self.weights.items()
             if params.server == "adam"
         }
         # What a type hands down to the next smaller one, by the names behind a layer's own.
+        self.spans = {one[0]: deep_tensors(family, one, other) for one, other in pairwise(self.layers.items())}
+        if self.spans and not any(self.spans.values()):
+            log.info("No larger type has layers like the last one of a smaller type: they hand down no momentum")
         self.momentum: dict[Architecture, Weights] = {
-            a: {suffix: torch.zeros_like(self.weights[a][name]) for suffix, name in self.layers[a].blocks[-1].items()}
-            for a in self.candidates[:-1]
+            a: {suffix: torch.zeros_like(self.weights[a][names[0]]) for suffix, names in span.items()}
+            for a, span in self.spans.items()
         }
+        largest = next(iter(self.layers.items()))
+        self.alike = {one[0]: alike_blocks(family, largest, one) for one in self.layers.items()}
 
     def _leave_out_heads(self) -> None:
         """Leave heads to the devices; ValueError if there are none, or none that they may train."""
@@ -149,56 +161,58 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         for place, architecture in enumerate(self.candidates):
             if users[architecture]:
                 larger = self.candidates[place - 1] if place else None
-                smaller = self.candidates[place + 1] if place + 1 < len(self.candidates) else None
-                self._step(architecture, received[architecture], handed_down.get(larger) if larger else None, smaller)
+                self._step(architecture, received[architecture], handed_down.get(larger) if larger else None)
         if self.params.share != "none":
             self.share(users)
         return {}
 
-    def _step(
-        self, architecture: Architecture, received: Weights, momentum: Weights | None, smaller: Architecture | None
-    ) -> None:
+    def _step(self, architecture: Architecture, received: Weights, momentum: Weights | None) -> None:
         """Lines 14 to 23 for one type: its update, what is injected into it, the server's Adam, its momentum."""
         weights, beta = self.weights[architecture], self.params.momentum
         update = {name: received[name] - weights[name] for name in weights}
         if momentum is not None and beta:
-            for suffix, name in self.layers[architecture].blocks[-1].items():
-                update[name] = beta * momentum[suffix] + (1 - beta) * update[name]
+            last = self.layers[architecture].blocks[-1]
+            for suffix, handed_down in momentum.items():
+                update[last[suffix]] = beta * handed_down + (1 - beta) * update[last[suffix]]
+        # What is frozen is alike in all types, and momentum of a larger type must not move it.
+        moved = {name: weights[name] + update[name] for name in weights if not self.family.is_frozen(name)}
         if adam := self.adams.get(architecture):
-            moved = {name: adam.step(name, weights[name], update[name]) for name in adam.m}
-        else:
-            # What is frozen is alike in all types, and momentum of a larger type must not move it.
-            moved = {name: weights[name] + update[name] for name in weights if not self.family.is_frozen(name)}
+            moved |= {name: adam.step(name, weights[name], update[name]) for name in adam.m}
         self.weights[architecture] = weights | moved
-        if smaller is not None:
-            first = len(self.layers[smaller].blocks) - 1  # the layer that is the smaller type's last
-            span = self.layers[architecture].blocks[first:]
+        if span := self.spans.get(architecture):
             self.momentum[architecture] = {
-                suffix: torch.stack([update[block[suffix]] for block in span]).mean(dim=0) for suffix in span[0]
+                suffix: torch.stack([update[name] for name in names]).mean(dim=0) for suffix, names in span.items()
             }
 
     def share(self, users: Mapping[Architecture, int]) -> None:
         """Lines 26 to 28: a layer is the mean over the types whose last layer lies behind it; embeddings alike."""
         deepest = self.layers[self.candidates[0]]
         for number, block in enumerate(deepest.blocks, start=1):
-            self.to_mean(self.sharing(number), block.values(), users)
-        self.to_mean(self.candidates, deepest.embeddings, users)
+            owners = self.sharing(number)
+            for suffix in block:
+                self.to_mean({a: self.layers[a].blocks[number - 1][suffix] for a in owners}, users)
+        for name in deepest.embeddings:
+            self.to_mean(dict.fromkeys(self.candidates, name), users)
 
     def sharing(self, number: int) -> list[Architecture]:
-        """Return the types that share a layer, the first being number 1: those that have layers behind it."""
-        return [a for a, layers in self.layers.items() if len(layers.blocks) > number]
+        """Return the types that share a layer, the first being number 1.
 
-    def to_mean(self, owners: Sequence[Architecture], names: Iterable[str], users: Mapping[Architecture, int]) -> None:
-        """Set tensors of types to their mean, weighted by devices in the round; without such devices they are kept."""
-        total = sum(users[a] for a in owners)
-        if not total or len(owners) < 2:
+        Those are the types that begin as the largest one does up to this layer, and have layers behind it.
+        """
+        return [a for a, layers in self.layers.items() if number < len(layers.blocks) and number <= self.alike[a]]
+
+    def to_mean(self, names: Mapping[Architecture, str], users: Mapping[Architecture, int]) -> None:
+        """Set a tensor of types, of these names, to its mean, weighted by devices in the round.
+
+        Without such devices it is kept, and so is what is frozen: that is alike in all types, and rounding must not
+        change it.
+        """
+        total = sum(users[a] for a in names)
+        if not total or len(names) < 2 or any(map(self.family.is_frozen, names.values())):
             return
-        for name in names:
-            if self.family.is_frozen(name):
-                continue  # it is alike in all types, and rounding must not change it
-            mean = sum((self.weights[a][name] * (users[a] / total) for a in owners), torch.zeros(()))
-            for architecture in owners:
-                self.weights[architecture][name] = mean.clone()
+        mean = sum((self.weights[a][name] * (users[a] / total) for a, name in names.items()), torch.zeros(()))
+        for architecture, name in names.items():
+            self.weights[architecture][name] = mean.clone()
 
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
         """The types' models; none where heads are the devices' own."""
@@ -207,8 +221,8 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         return {a: Model(self.family, a, self.weights[a]) for a in architectures}
 
     def frozen_weights(self) -> Weights:
-        """Return what the run freezes of the largest type's model, of which the others' are part."""
-        return {n: v for n, v in self.weights[self.candidates[0]].items() if self.family.is_frozen(n)}
+        """Return what the run freezes of all types."""
+        return {n: v for weights in self.weights.values() for n, v in weights.items() if self.family.is_frozen(n)}
 
     def state(self) -> State:
         """Return, for every type, its weights, both moments of the server's Adam, and its momentum."""

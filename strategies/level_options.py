@@ -1,4 +1,4 @@
-"""What the levels of wildflower are chosen among: cuts of a family, and what a search finds layer by layer."""
+"""Candidates for the levels of wildflower: cuts of a family, and what a search finds layer by layer."""
 
 from __future__ import annotations
 

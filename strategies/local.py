@@ -101,7 +101,7 @@ class LocalOnly(CandidateMethod[Params]):
         return device in self.trained
 
     def state(self) -> State:
-        """Who has trained which architecture."""
+        """Return who has trained which architecture."""
         return State({}, {"trained": [[device, a.to_json()] for device, a in sorted(self.trained.items())]})
 
     def load(self, state: State) -> None:

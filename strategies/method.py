@@ -153,7 +153,7 @@ class Method(OnDevices, ABC, Generic[P]):
         return None
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
-        """Which channels the device's sub-model takes; the leading ones by default."""
+        """Return which channels the device's sub-model takes; the leading ones by default."""
         return LEADING
 
     @abstractmethod

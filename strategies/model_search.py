@@ -78,9 +78,9 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         """Made when it is first asked, for the frontier of a large space takes a while."""
         p, settings = self.params, self.settings
         if p.searcher == "pool":
-            return PoolSearch(self.space, self.cost, epsilon=p.epsilon, max_draws=p.max_draws)
+            return PoolSearch(self.space, self.cost, p.epsilon, p.max_draws, p.criterion)
         batch_size, optimizer = settings.training.examples_at_once, settings.optimizer
-        if p.criterion != "parameters":
+        if p.criterion == "flops" or p.criterion == "balanced":
             return AscentSearch(self.space, batch_size, optimizer, p.criterion)
         return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=p.tolerance)
 

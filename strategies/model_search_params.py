@@ -17,10 +17,10 @@ class ModelSearchParams(Params):
     searcher: Literal["pool", "exact"] = Field(
         "pool", description="How architectures are found: by the paper's pool, or by the exact search (ours)"
     )
-    criterion: Literal["parameters", "flops", "balanced"] = Field(
+    criterion: Literal["parameters", "memory", "bandwidth", "flops", "balanced"] = Field(
         "parameters",
-        description="What the largest architecture has most of: parameters, FLOPs of training, or the sum over its "
-        "blocks of log(1 + parameters)",
+        description="What the largest architecture has most of: parameters; in the pool also memory of training or "
+        "bytes on the link; in the exact search FLOPs of training, or the sum over blocks of log(1 + parameters)",
     )
     shares: Shares = Field(
         (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
@@ -48,8 +48,9 @@ class ModelSearchParams(Params):
 
     @model_validator(mode="after")
     def _together(self) -> ModelSearchParams:
-        if self.searcher == "pool" and self.criterion != "parameters":
-            raise ValueError(f"the pool goes by parameters: criterion = {self.criterion!r} needs searcher = 'exact'")
+        other = {"memory": "pool", "bandwidth": "pool", "flops": "exact", "balanced": "exact"}
+        if (needed := other.get(self.criterion, self.searcher)) != self.searcher:
+            raise ValueError(f"criterion = {self.criterion!r} needs searcher = {needed!r}")
         return self
 
     @field_validator("layer_shares")

@@ -1,4 +1,4 @@
-"""What stands in place of data where there are none: normal inputs of a family."""
+"""Noise in place of data where there are none: normal inputs of a family."""
 
 from __future__ import annotations
 

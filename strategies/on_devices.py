@@ -1,4 +1,4 @@
-"""What a method says of models and answers that stay on devices. One that leaves none there overrides none of it."""
+"""A method's answers about models that stay on devices. One that leaves none there overrides none of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What methods share under which all devices train one architecture, by default the whole model."""
+"""The base of methods under which all devices train one architecture, by default the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What orders cost devices, and whether their budgets allow it."""
+"""The costs of orders for devices, and whether their budgets allow them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Account:
         return epsilon_of(costs_of([*self.releases, *further]), self.delta)
 
     def next_place(self, round_number: int) -> int:
-        """Which mean of a round is made next."""
+        """Return which mean of a round is made next."""
         last, place = self._begun
         self._begun = (round_number, place + 1 if last == round_number else 1)
         return self._begun[1]

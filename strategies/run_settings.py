@@ -1,4 +1,4 @@
-"""What every method is told by the run configuration: rounds, devices, local training and its schedule."""
+"""The run configuration as every method is told it: rounds, devices, local training and its schedule."""
 
 from __future__ import annotations
 

@@ -30,6 +30,14 @@ CHANGES, PRICED = 32, 6
 """Random changes of one pick each that are drawn for what was chosen, and how many of them are priced at most."""
 
 
+SIZES: dict[str, Callable[[Cost], int]] = {
+    "parameters": lambda cost: cost.parameters,
+    "memory": lambda cost: cost.peak_training_memory_bytes,
+    "bandwidth": lambda cost: cost.payload_bytes,
+}
+"""By what architectures of a pool are compared: the paper's criterion, and the two of its section 4.3."""
+
+
 class PoolSearch:
     """The largest fitting architecture of a pool that grows by random draws.
 
@@ -45,6 +53,7 @@ class PoolSearch:
         cost_of: Callable[[Architecture], Cost],
         epsilon: float = 0.8,
         max_draws: int = 5,
+        criterion: str = "parameters",
     ) -> None:
         if not 0 < epsilon <= 1:
             raise ValueError(f"epsilon, the probability to stop, must be in (0, 1], not {epsilon!r}")
@@ -54,8 +63,9 @@ class PoolSearch:
         self.cost_of = cost_of
         self.epsilon = epsilon
         self.max_draws = max_draws
+        self.size = SIZES[criterion]
         self.pool: dict[Architecture, Cost] = {}
-        self._by_size: list[tuple[int, int, Architecture]] = []  # -parameters, place in the pool: the largest first
+        self._by_size: list[tuple[int, int, Architecture]] = []  # -size, place in the pool: the largest first
         for architecture in (space.smallest(), space.largest()):
             self._include(architecture)
 
@@ -72,7 +82,7 @@ class PoolSearch:
             drawn = self.space.sample(rng)
             self._include(drawn)
             cost = self.pool[drawn]
-            if fits(cost, budget) and (found is None or cost.parameters > self.pool[found].parameters):
+            if fits(cost, budget) and (found is None or self.size(cost) > self.size(self.pool[found])):
                 found = drawn
         return found
 
@@ -84,7 +94,7 @@ class PoolSearch:
         if architecture not in self.pool:
             cost = self.pool[architecture] = self.cost_of(architecture)
             # Of equally large ones the first that came is the one that is taken.
-            insort(self._by_size, (-cost.parameters, len(self.pool), architecture))
+            insort(self._by_size, (-self.size(cost), len(self.pool), architecture))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the pool."""

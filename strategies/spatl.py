@@ -30,7 +30,6 @@ from wildflower.strategies.method import (
     LEADING,
     Answer,
     ClientContext,
-    ClientStep,
     Contribution,
     Group,
     Model,
@@ -174,7 +173,7 @@ class Spatl(OneArchitecture[SpatlParams]):
         # Control variates rely on its being the mean.
         return replace(super().traits(params), averages=False)
 
-    def client_step(self, order: Order) -> ClientStep:
+    def client_step(self, order: Order) -> SalientTraining:
         """Training under control variates; salient channels come back."""
         return SalientTraining(kept=1 - self.params.sparsity)
 
@@ -188,9 +187,8 @@ class Spatl(OneArchitecture[SpatlParams]):
 
     def absorb(self, contribution: Contribution) -> None:
         """Add what a device returned at the coordinates that it names; MessageError where they cannot be right."""
-        local = self.client_step(Order(0, self.architecture))
-        assert isinstance(local, SalientTraining)
-        placement = self._placement(local.salient(self.family), contribution.own("channels"))
+        salient = self.client_step(Order(0, self.architecture)).salient(self.family)
+        placement = self._placement(salient, contribution.own("channels"))
         ready = []
         for name, mean, weighting in (
             ("weights", self.mean, "examples"),

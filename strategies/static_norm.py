@@ -1,4 +1,4 @@
-"""What methods share that cut sub-models of one model and normalize by the batch (HeteroFL and its kin).
+"""The base of methods that cut sub-models of one model and normalize by the batch (HeteroFL and its kin).
 
 Static batch norm: devices normalize with their batch's statistics and keep none; before a model is scored, devices pass
 their data through it once and the server averages what they saw. Masked cross-entropy: a device sets the logits of

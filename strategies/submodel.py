@@ -1,4 +1,4 @@
-"""What all methods share that cut sub-models out of one global model and average every coordinate over its owners."""
+"""The base of methods that cut sub-models out of one global model and average every coordinate over its owners."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class SubModelMethod(CandidateMethod[P]):
         return {}
 
     def scored_selection(self, architecture: Architecture) -> Selection:
-        """Which channels of the global model the scored sub-model of an architecture has."""
+        """Return which channels of the global model the scored sub-model of an architecture has."""
         return LEADING
 
     def scored_cut(self, architecture: Architecture) -> Cut:

@@ -1,4 +1,4 @@
-"""What a run may ask of a method."""
+"""Traits of a method: what a run may ask of it."""
 
 from __future__ import annotations
 

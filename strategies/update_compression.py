@@ -141,7 +141,7 @@ class Code:
         return torch.from_numpy(data)
 
     def choose(self, rows: Sequence[Tensor], norms: Tensor) -> tuple[Tensor, int, float]:
-        """Which kernels are kept (bool), the bits of a level, and the squares of what is dropped.
+        """Return which kernels are kept (bool), the bits of a level, and the squares of what is dropped.
 
         Args:
             rows: (kernels, elements) of every tensor.

@@ -39,7 +39,8 @@ class SharesAll(InclusiveFL):
     def share(self, users: Mapping[Architecture, int]) -> None:
         super().share(users)
         if self.shares_heads:
-            self.to_mean(self.candidates, self.layers[self.candidates[0]].head, users)
+            for name in self.layers[self.candidates[0]].head:
+                self.to_mean(dict.fromkeys(self.candidates, name), users)
 
 
 class RatesByType(InclusiveFL):

@@ -1,4 +1,4 @@
-"""What layers do to dimensions: convolutions, linear layers, norms, attention, embeddings, recurrent layers."""
+"""Rules for layers: convolutions, linear layers, norms, attention, embeddings, recurrent layers."""
 
 from __future__ import annotations
 

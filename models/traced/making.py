@@ -1,4 +1,4 @@
-"""What a server does with a user's module before round 1: make it, trace it, and prove the graph to be the module."""
+"""A user's module before round 1: the server makes it, traces it, and proves the graph to be the module."""
 
 from __future__ import annotations
 

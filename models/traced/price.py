@@ -1,4 +1,4 @@
-"""What the sub-models of a traced module cost, from one training step that is followed with widths that are primes.
+"""The cost of a traced module's sub-models, from one training step that is followed with widths that are primes.
 
 The operators of a step and their order are the same in every width; sizes are products of widths. So the step is
 followed once, on tensors without memory, with a prime as the width of each group. The bytes of each storage then say of

@@ -1,4 +1,4 @@
-"""What operators do that move, join, divide, select or reduce dimensions."""
+"""Rules for operators that move, join, divide, select or reduce dimensions."""
 
 from __future__ import annotations
 

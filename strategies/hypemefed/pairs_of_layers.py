@@ -1,4 +1,4 @@
-"""Which tensor of a network with several exits HypeMeFed guesses from which (section 4.4)."""
+"""Pairs of tensors, of which HypeMeFed guesses one from the other in a network with several exits (section 4.4)."""
 
 from __future__ import annotations
 

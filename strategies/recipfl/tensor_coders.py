@@ -1,4 +1,4 @@
-"""How RecipFL's hypernetwork reads tensors and makes them: digests and their encoder, decoders and their tiles."""
+"""Coders of RecipFL's hypernetwork, which read tensors and make them: digests and their encoder, decoders and tiles."""
 
 from __future__ import annotations
 

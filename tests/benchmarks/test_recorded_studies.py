@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from benchmarks.asynchronous import run as asynchronous
 from benchmarks.fashion_mnist import run as fashion_mnist
 from benchmarks.hypemefed import run as hypemefed
 from benchmarks.inclusivefl import run as inclusivefl
@@ -28,7 +29,7 @@ from wildflower.server_app.inline_tables import parse_arguments
 STUDIES = [
     *(fashion_mnist.STUDY, recipfl.STUDY, explorations.STUDY, transfer.STUDY, digits.STUDY, encoders.STUDY),
     *(*hypemefed.STUDIES, *methods_that_win.STUDIES, *model_search.STUDIES),
-    *(inclusivefl.STUDY, silos.STUDY, rafl.STUDY, label_skew.STUDY, wire.STUDY, time_budget.STUDY),
+    *(inclusivefl.STUDY, silos.STUDY, rafl.STUDY, label_skew.STUDY, wire.STUDY, time_budget.STUDY, asynchronous.STUDY),
 ]
 RECORDED = [study for study in STUDIES if study.results.exists()]
 # The exit that a device of each group of the fleet can train up to.

@@ -49,6 +49,7 @@ from wildflower.strategies.fedprox import ProximalTraining
 from wildflower.strategies.fjord import OrderedDropout
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
 from wildflower.strategies.method import Training
+from wildflower.strategies.rafl.mutual_learning import MutualLearning
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.scalefl import WeightedExits
 from wildflower.strategies.shared_losses import Regularizer
@@ -295,6 +296,19 @@ def test_a_loss_that_is_another_one_for_every_batch_is_trained_on_the_cpu_and_th
         )
         arrays.append(returned)
     assert arrays[0] == arrays[1]
+
+
+def test_a_loop_of_its_own_runs_on_the_cpu_and_that_is_said(trainer, tmp_path, caplog):
+    """RaFL's, over two networks; the knowledge network is as large as the personal one here."""
+    half = json.dumps(LENET.width(0.5).to_json())
+    given = dict.fromkeys(("calibrates", "calibrates_knowledge", "merged"), False)
+    local = MutualLearning(knowledge_family="", knowledge=half, first=True, drawn=True, **given)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        reply, _ = answer(tmp_path, work_order(1, LENET, local=local), config={"gpu-trainer": str(trainer)})
+    assert parse(Reply, reply).updates[0].outcome == "trained"
+    name = "wildflower.strategies.rafl.mutual_learning:MutualLearning"
+    assert f"cannot train {name} (it has a loop of its own, and not one model and one loss)" in caplog.text
+    assert caplog.text.count(f"Device 1: {name} is trained on the CPU") == 1
 
 
 def test_a_loss_that_reads_another_model_is_trained_on_the_cpu_and_that_is_said(

@@ -66,7 +66,7 @@ def test_three_boards_with_photos_and_one_with_others(tmp_path, monkeypatch):
     rounds = read_rounds(tmp_path / "photos")
     assert [(r.devices_replied, r.devices_refused, r.scored_devices) for r in rounds] == [(3, 1, 3)] * 2
     # The dry run has the same bits.
-    overrides = [f"output-dir={tmp_path}", "rounds=2", "run-name=dry run", "fleet=boards.toml", "data-dir=photos"]
+    overrides = [f"output-dir={tmp_path}", "rounds=2", "run-name=dry-run", "fleet=boards.toml", "data-dir=photos"]
     simulated = run(simulated_grid(), resolve(tmp_path / "photos.toml", overrides).config)
     assert [r.score for r in read_rounds(simulated)] == [r.score for r in rounds]
     assert same_bits(load(simulated).state.tensors, load(tmp_path / "photos").state.tensors)

@@ -1,4 +1,4 @@
-"""The first word of public docstrings of functions and classes: a verb or a noun, no What, Whether, How or Of.
+"""The first word of public docstrings of modules, functions and classes: a verb or a noun, no What, Whether, How or Of.
 
 `python -m tests.docs.docstrings` lists what breaks the rule.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CODE = ("client_app", "models", "server_app", "strategies", "wildflower")
-REFUSED = ("What", "Whether", "How", "Of")
+REFUSED = ("What", "Whether", "How", "Of", "Which", "Who")
 
 
 def modules() -> list[Path]:
@@ -19,13 +19,13 @@ def modules() -> list[Path]:
 
 
 def docstrings(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the docstring of every public class and function in a module."""
+    """Yield the name and the docstring of a module and of every public class and function in it."""
 
     def inside(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
-            if text and name:
-                yield name, text
+            if text:
+                yield name or "the module", text
             for child in node.body:
                 inner = getattr(child, "name", "_")
                 if not inner.startswith("_"):

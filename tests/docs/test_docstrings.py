@@ -1,4 +1,4 @@
-"""A public docstring begins with a verb, or with a noun if it is of a class."""
+"""A public docstring begins with a verb, or with a noun if it is of a class or a module."""
 
 import pytest
 
@@ -11,7 +11,9 @@ def test_a_docstring_begins_with_no_question(path):
 
 
 def test_what_begins_with_one_is_found():
-    source = '''
+    source = '''"""What is asked."""
+
+
 class Order:
     """What one device is asked."""
 
@@ -25,4 +27,4 @@ class Order:
 def total():
     """Return what all cost."""
 '''
-    assert broken(source) == ["Order", "Order.price"]
+    assert broken(source) == ["the module", "Order", "Order.price"]

@@ -10,14 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.mutations import changed_bytes
-from wildflower.messages.encoding import LEAST_BLOCK, Wire, decode, encode, encoded_bytes, restored
+from wildflower.messages.encoding import (
+    LEAST_BLOCK,
+    Wire,
+    decode,
+    decode_entry,
+    encode,
+    encode_entry,
+    encoded_bytes,
+    restored,
+)
 from wildflower.messages.error import MessageError
 from wildflower.messages.packing import Layout
 from wildflower.models.cnn import Cnn3
 from wildflower.models.lenet import LeNet5
 from wildflower.models.vit import VitTiny
 
-WIRES: tuple[Wire, ...] = ("float32", "float16", "int8")
+WIRES: tuple[Wire, ...] = ("float32", "float16", "int8", "qsgd")
 
 
 def tensors_of(shapes, seed=0, scale=1.0):
@@ -51,6 +60,25 @@ def test_values_come_back_within_half_a_step(wire, scale):
             for part, off in zip(value.flatten().split(block), error.flatten().split(block), strict=True):
                 largest = float(part.double().abs().max())
                 assert float(off.max()) <= largest / 127 / 2 * (1 + 2**-7) + 1e-40
+
+
+def test_qsgd_has_64_levels_of_a_norm_and_is_right_in_the_mean():
+    """256 ones have the norm 16, and so steps of a quarter: all are level 4."""
+    ones = torch.ones(1, 256)
+    [entry] = Layout.of({"w": ones}).entries
+    assert torch.equal(decode_entry(encode_entry(ones, entry, "qsgd", change=True), entry, "qsgd"), ones)
+    values = torch.randn(64, 300, generator=torch.Generator().manual_seed(1))
+    [entry] = Layout.of({"w": values}).entries
+    found = decode_entry(encode_entry(values, entry, "qsgd", change=True), entry, "qsgd")
+    steps = values.norm(dim=1, keepdim=True) / 64
+    assert bool(((found - values).abs() <= steps * (1 + 2**-7)).all())
+    # A uniform chance has a standard deviation of at most half a step, over the root of 19,200 elements.
+    assert abs(float(((found - values) / steps).mean())) < 4 * 0.5 / 19_200**0.5
+    assert float((found - values).abs().max()) > 0.5 * float(steps.min())  # it is no rounding to the nearest
+    again = decode_entry(encode_entry(values, entry, "qsgd", change=True), entry, "qsgd")
+    assert torch.equal(found, again)
+    as_value = decode_entry(encode_entry(values, entry, "qsgd"), entry, "qsgd")
+    assert torch.equal(as_value, decode_entry(encode_entry(values, entry, "int8"), entry, "int8"))
 
 
 def test_zeros_and_masks_travel_as_they_are():

@@ -12,6 +12,7 @@ import pytest
 from wildflower.cli.papers import configured
 from wildflower.devices.fleet import FLEETS_DIR
 from wildflower.models.cost import cost
+from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.papers.catalog import entry
 
@@ -143,6 +144,32 @@ def test_rafls_federations(name):
     config = first(f"rafl/{name}")
     data, devices, share = RAFL[name]
     assert (config.task, config.devices, config.devices_per_round) == (data, devices, devices * share)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("table-1-cifar100", [28, 51]), ("table-2-resnet", [47, 74]), ("table-2-mobilenet", [12, 6.5])],
+)
+def test_rafls_budgets_are_the_printed_mflops_in_the_mean_and_lie_in_the_space(name, printed):
+    one = entry(f"rafl/{name}")
+    found = [configured(one, row, []) for row in one.methods() if row.name.startswith("rafl")]
+    assert [sum(config.params.macs) / 2e6 for config in found] == pytest.approx(printed)
+    for config in found:
+        kind = {"name": config.family, "input_shape": [3, 32, 32], "classes": 100, "norm": "batch", "halvings": 5}
+        family = make_family(kind)
+        space = ElasticSpace.of(family)
+        assert family.inference_macs(space.smallest()) <= config.params.macs[0]
+        assert config.params.macs[1] <= family.inference_macs(space.largest())
+
+
+def test_model_searchs_other_criteria_and_qsgd():
+    """Section 4.3 and appendix G.4: "We apply this process to our methods and FedAvg"."""
+    spaces = entry("model_search/section-4-4")
+    found = {row.name: configured(spaces, row, []) for row in spaces.methods()}
+    assert [found[name].params.criterion for name in ("memory", "bandwidth")] == ["memory", "bandwidth"]
+    one = entry("model_search/figure-15")
+    wires = {row.name: configured(one, row, []).wire for row in one.methods()}
+    assert wires == {"fedavg": "float32", "fedavg-qsgd": "qsgd", "search": "float32", "search-qsgd": "qsgd"}
 
 
 def test_rafl_at_scale():

@@ -40,7 +40,10 @@ def test_an_experiment_tells_what_the_paper_prints_and_leaves_open(tmp_path, mon
     out = invoked(COMMANDS[1], tmp_path, monkeypatch).output
     assert "recipfl: 97.99 ± 0.58 strong, 95.44 ± 2.28 weak" in out
     assert "Open in the paper: Local training" in out
-    assert "Not here: InclusiveFL" in out
+    assert (
+        "Not here: DepthFL"
+        in invoked(["paper", "recipfl/table-3-cifar100-depth", "--about"], tmp_path, monkeypatch).output
+    )
     assert not any(tmp_path.iterdir())
 
 

@@ -50,8 +50,8 @@ def test_a_line_that_goes_on_for_long_does_not_push_the_others_together():
 def test_a_wide_band_does_not_flatten_the_lines():
     line = Line("a", [1, 2], [0.5, 0.7], band=([-3.0, -3.0], [4.0, 4.0]))
     assert line_chart("t", [line], x_label="round").layout["yaxis"]["range"] == [
-        pytest.approx(0.45),
-        pytest.approx(0.75),
+        pytest.approx(0.35),
+        pytest.approx(0.85),
     ]
 
 

@@ -235,9 +235,54 @@ def test_momentum_leaves_what_is_frozen_alone(server):
         assert all(torch.equal(weights[name], tensor) for name, tensor in before.items() if name in weights)
 
 
+def choice(**members):
+    return make_family({"name": "choice", "input_shape": [1, 8, 8], "classes": 10, "members": members})
+
+
+def test_members_of_a_choice_share_the_blocks_with_which_they_begin():
+    """LeNets of (6, 16) and (6, 3) channels begin with one block; 1 device of the small type says 1, 3 of the other 5.
+
+    The block is (1 + 3 x 5) / 4 = 4, its running statistics too. No later tensor is alike, and so nothing is handed on.
+    """
+    family = choice(large={"name": "lenet5"}, small={"name": "lenet5", "conv_channels": [6, 3], "hidden": [84]})
+    method = at_zero(inclusive(family, server="mean"))
+    assert method.momentum == {method.candidates[0]: {}}
+    a_round(method, [[1.0], [5.0, 5.0, 5.0]])
+    large, small = (method.weights[a] for a in method.candidates)
+    for name, value in {**large, **small}.items():
+        if not name.endswith("num_batches_tracked"):
+            expected = 4.0 if "_block1." in name else 5.0 if name.startswith("large") else 1.0
+            assert value.unique().tolist() == [expected], name
+    assert any("_block1.norm.running_var" in name for name in small)
+
+
+def test_statistics_are_averaged_where_the_server_has_an_adam():
+    family = choice(large={"name": "lenet5"}, small={"name": "lenet5", "conv_channels": [6, 3], "hidden": [84]})
+    method = at_zero(inclusive(family, adam=FedAdamParams(eta=0.5)))
+    a_round(method, [[3.0], [3.0]])
+    weights = method.weights[method.candidates[0]]
+    assert weights["large_block2.norm.running_var"].unique().tolist() == [3.0]
+    assert 0 < weights["large_block2.norm.weight"].unique().item() < 3.0
+
+
+def test_deep_blocks_of_a_choice_hand_down_what_has_the_shape_of_the_last_shallow_one():
+    """ViTs of three and two blocks, each of attention and MLP: m is the mean over the MLPs of blocks 2 and 3."""
+    sizes = {"hidden": 4, "heads": 2, "mlp": 4}
+    family = choice(large={"name": "vit-tiny", "depth": 3, **sizes}, small={"name": "vit-tiny", "depth": 2, **sizes})
+    method = at_zero(inclusive(family, server="mean", momentum=0.5))
+    a_round(method, [[1.0], [4.0]])
+    assert {v for t in method.momentum[method.candidates[0]].values() for v in t.unique().tolist()} == {4.0}
+    a_round(method, [[0.0], [0.0]])
+    for name, value in method.weights[method.candidates[1]].items():
+        # What is shared is (1 + 4) / 2; the last MLP has half of its 1 in round 1, and half of m = 4 in round 2.
+        assert value.unique().tolist() == [1.0 if "_head." in name else 2.5], name
+
+
 def test_families_that_share_no_layers_are_refused():
     with pytest.raises(ValueError, match="one stack of layers"):
         inclusive(LeNet5(input_shape=(1, 8, 8)))
+    with pytest.raises(ValueError, match="members of choice begin with different ones"):
+        inclusive(choice(large={"name": "lenet5"}, small={"name": "lenet5", "conv_channels": [3, 3], "hidden": [84]}))
     with pytest.raises(ValueError, match="several exits: leave out exits or early_exits"):
         inclusive(Encoder(input_shape=(8,), depth=3, depths=(1, 3), early_exits=True))
     method = inclusive()
@@ -298,6 +343,7 @@ def test_a_device_trains_its_own_head_and_keeps_it():
 
     received = {n: torch.full(s.shape, 2.0) for n, s in VIT.tensors(architecture).items() if n not in head}
     context = SimpleNamespace(
+        task=None,
         received={"weights": received},
         build=lambda weights: loaded(weights),
         family=VIT,

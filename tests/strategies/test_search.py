@@ -327,6 +327,19 @@ def test_the_largest_of_a_pool_is_found_without_looking_at_all(monkeypatch):
     assert len(looked_at) == 1
 
 
+@pytest.mark.parametrize(
+    ("criterion", "of"), [("memory", "peak_training_memory_bytes"), ("bandwidth", "payload_bytes")]
+)
+def test_a_pool_may_go_by_what_is_used(criterion, of):
+    searcher, rng = pool_search(epsilon=0.01, max_draws=5, criterion=criterion), np.random.default_rng(0)
+    for _ in range(20):
+        searcher.find(UNLIMITED, rng)
+    for one in list(searcher.pool.values()):
+        budget = Budget(one.peak_training_memory_bytes, one.payload_bytes, one.payload_bytes)
+        fitting = [getattr(price, of) for price in searcher.pool.values() if fits(price, budget)]
+        assert getattr(searcher.pool[searcher.largest(budget)], of) == max(fitting)
+
+
 def test_a_pool_is_saved_and_restored():
     searcher, rng = pool_search(epsilon=0.2), np.random.default_rng(0)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What `wildflower family` shows of a model."""
+"""The output of `wildflower family`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `wildflower paper` prints: the papers' tables and figures listed, explained, copied and planned."""
+"""The output of `wildflower paper`: the papers' tables and figures listed, explained, copied and planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What concerns devices: `wildflower probe` and `wildflower bandwidth-server`. Runs where no server is installed."""
+"""Commands about devices: `wildflower probe` and `wildflower bandwidth-server`. Runs where no server is installed."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""What the log of a run says: what it waits for, its warnings, and its last traceback."""
+"""Facts from the log of a run: what it waits for, its warnings, and its last traceback."""
 
 import re
 from collections.abc import Collection, Mapping

@@ -15,14 +15,7 @@ from wildflower.launch.starting import loading_modules
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.journal import check_writers
-from wildflower.server_app.resuming import (
-    check_folder,
-    check_resumable,
-    check_same_data,
-    check_same_fleet,
-    check_same_initial,
-    check_same_plugins,
-)
+from wildflower.server_app.resuming import check_folder, check_resumable, check_same
 from wildflower.server_app.run_folder import JournalError, is_held
 from wildflower.server_app.units import bytes_text
 
@@ -66,7 +59,7 @@ def _check_folder(config: RunConfig, run_dir: Path) -> None:
     check_folder(run_dir, config.resume)
     if config.resume:
         check_resumable(run_dir, config.to_dict())
-        check_same_plugins(run_dir, digests_of(config))
+        check_same(run_dir, plugins=digests_of(config))
 
 
 def check_same_files(run_dir: Path, config: RunConfig, engine: Engine | None) -> None:
@@ -78,10 +71,8 @@ def check_same_files(run_dir: Path, config: RunConfig, engine: Engine | None) ->
     from wildflower.server_app.app import data_of
     from wildflower.server_app.inputs import initial_digest
 
-    check_same_fleet(run_dir, config.to_dict(), engine.population.fleet_digest if engine else "")
-    check_same_initial(run_dir, initial_digest(config))
-    if engine is not None:
-        check_same_data(run_dir, data_of(engine))
+    fleet = config.fleet, engine.population.fleet_digest if engine else ""
+    check_same(run_dir, fleet=fleet, initial=initial_digest(config), data=data_of(engine) if engine else None)
 
 
 def check_free(run_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a SuperLink knows of its nodes: the name that each was enrolled under, and when it was heard of last."""
+"""The nodes that a SuperLink knows: the name that each was enrolled under, and when it was heard of last."""
 
 from __future__ import annotations
 

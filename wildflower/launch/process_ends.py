@@ -1,4 +1,4 @@
-"""How the processes of the command end."""
+"""The end of the command's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import wildflower` offers: runs and sweeps from Python, and what they left as tables (docs/python.md)."""
+"""The offer of `import wildflower`: runs and sweeps from Python, and what they left as tables (docs/python.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run or a sweep has left, as objects and tables (docs/python.md)."""
+"""The results of a run or a sweep, as objects and tables (docs/python.md)."""
 
 from __future__ import annotations
 

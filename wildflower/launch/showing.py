@@ -1,4 +1,4 @@
-"""What is shown of a run: its rounds as they end, in a terminal, a pipe or a notebook, and its summary."""
+"""A run on the screen: its rounds as they end, in a terminal, a pipe or a notebook, and its summary."""
 
 import html
 from collections.abc import Iterator, Sequence

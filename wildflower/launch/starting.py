@@ -1,4 +1,4 @@
-"""How the processes of the command start."""
+"""The start of the command's processes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from wildflower.launch.experiment_file import (
 from wildflower.launch.following import JournalWatch
 from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
-from wildflower.server_app.resuming import check_resumable, check_same_plugins
+from wildflower.server_app.resuming import check_resumable, check_same
 from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_config, read_summary
 from wildflower.server_app.run_records import Summary
 from wildflower.server_app.units import score_format, seconds_text
@@ -281,7 +281,7 @@ def plan(
         if is_run(run_dir):
             try:
                 check_resumable(run_dir, values | {"resume": True})
-                check_same_plugins(run_dir, digests_of(config))
+                check_same(run_dir, plugins=digests_of(config))
                 check_same_inputs(run_dir, config, known)
             except JournalError as error:
                 raise SettingsError(f"{error}. Give this sweep another folder") from None

@@ -8,6 +8,10 @@ as they are.
 What is lost by rounding is not lost for good. A device returns how it has changed what it received, and keeps what was
 rounded away, which it adds in the next round (error feedback: Seide et al. 2014, Karimireddy et al. 2019). The server
 adds the change to the weights that it holds in full, so that what it rounded on the way down never enters the model.
+Under "qsgd" changes travel as in QSGD (Alistarh et al., NeurIPS 2017) with 64 levels, and all else as under "int8": the
+scale is a 64th of the channels' L2 norm, and an element becomes one of the two levels beside it, by a chance that makes
+the mean the element itself. Nothing is kept of what that loses.
+
 Batch norm's statistics travel as values both ways: a change from a rounded variance, added to the variance in full,
 could make it negative.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -24,11 +29,12 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.packing import Entry, Layout, pack, unpack
 from wildflower.models.base import STATISTICS
 
-Wire = Literal["float32", "float16", "int8"]
+Wire = Literal["float32", "float16", "int8", "qsgd"]
 
 LEAST_BLOCK = 128  # elements that share a scale, at least: a scale of 2 bytes then adds 1.6 % at most
 LEAST_NUMEL = 16  # elements of a tensor that travels in 8 bits
 _LARGEST = 127
+_LEVELS = 64  # of QSGD: as in the paper of dynamic model search, appendix G.4
 _HALF_BITS = 14  # a tensor of 16-bit floats is scaled so that its largest element lies between 2^14 and 2^15
 _EXPONENTS = (-126, 113)  # of these scales; both powers and their inverses are 32-bit floats
 
@@ -70,8 +76,8 @@ def parts_of(data: bytes, layout: Layout, wire: Wire) -> list[tuple[Entry, memor
     return found
 
 
-def encode_entry(tensor: Tensor, entry: Entry, wire: Wire) -> bytes:
-    """Return one tensor as it travels under "int8" or "float16". MessageError where a value is not finite."""
+def encode_entry(tensor: Tensor, entry: Entry, wire: Wire, *, change: bool = False) -> bytes:
+    """Return one tensor as it travels in fewer bits, a change or a value. MessageError where a value is not finite."""
     tensor = tensor.detach().to("cpu").contiguous()
     if not entry.numel or entry.dtype != torch.float32:
         return _bytes_of(tensor)
@@ -83,13 +89,19 @@ def encode_entry(tensor: Tensor, entry: Entry, wire: Wire) -> bytes:
         half = flat.mul(2.0 ** -int(exponent)).to(torch.float16)
         return _bytes_of(exponent.to(torch.int8).reshape(1)) + _bytes_of(half)
     blocks = _blocked(flat, entry)
-    largest = blocks.abs().amax(dim=1)
-    scales = (largest / _LARGEST).to(torch.bfloat16)
+    by_chance = change and wire == "qsgd"
+    levels = _LEVELS if by_chance else _LARGEST
+    largest = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64) if by_chance else blocks.abs().amax(dim=1)
+    scales = (largest / levels).to(torch.bfloat16)
     # Rounded up, so that the largest element is not cut: bits of positive floats are in the order of their values.
-    low = scales.float() * _LARGEST < largest
+    low = scales.float() * levels < largest
     scales = torch.where(low, (scales.view(torch.int16) + 1).view(torch.bfloat16), scales)
     divisors = scales.float().masked_fill(scales == 0, 1.0)
-    whole = (blocks / divisors[:, None]).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
+    whole = blocks / divisors[:, None]
+    if by_chance:  # which follows from the values, so that a run's bits do
+        chance = torch.rand(whole.shape, generator=torch.Generator().manual_seed(crc32(_bytes_of(flat))))
+        whole = whole.sign() * (whole.abs() + chance).floor_()
+    whole = whole.round_().clamp_(-levels, levels).to(torch.int8)
     return _bytes_of(scales) + _bytes_of(whole.reshape(-1)[: entry.numel])
 
 
@@ -132,7 +144,7 @@ def restored(changes: Mapping[str, Tensor], sent: Mapping[str, Tensor], layout: 
 
 
 def _in_int8(entry: Entry, wire: Wire) -> bool:
-    return wire == "int8" and entry.numel >= LEAST_NUMEL and not entry.name.endswith(STATISTICS)
+    return wire in ("int8", "qsgd") and entry.numel >= LEAST_NUMEL and not entry.name.endswith(STATISTICS)
 
 
 def _block(entry: Entry) -> int:

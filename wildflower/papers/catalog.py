@@ -127,7 +127,7 @@ def entries() -> list[Entry]:
         index = read_toml(folder / INDEX, "the index of a paper")
         shared = {key: index[key] for key in ("paper", "open")}
         tables = {name: table for name, table in index.items() if isinstance(table, dict)}
-        found += [Entry(name=f"{folder.name}/{name}", **shared, **table) for name, table in tables.items()]
+        found += [Entry(name=f"{folder.name}/{name}", **(shared | table)) for name, table in tables.items()]
     return found
 
 
@@ -232,6 +232,8 @@ def _of_method(row: Mapping[str, Any]) -> dict[str, Any]:
             return {"recipfl.hidden": 8, "recipfl.decoder-hidden": 8}
         case "hypemefed":
             return {"hypemefed.hidden": 8, "hypemefed.epochs": 1}
+        case "rafl":  # a device's search takes a second, and its personal model is asked for again
+            return {"devices": TINY_DEVICES, "devices-per-round": TINY_DEVICES}
         case "model-search":
             return {"distillation.steps": 1, "distillation.batch-size": 4}
     return {}

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value from outside, in one line of plain words."""
+"""Errors of pydantic about a value from outside, in one line of plain words."""
 
 from __future__ import annotations
 

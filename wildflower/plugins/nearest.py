@@ -1,4 +1,4 @@
-"""What was probably meant by a name that there is not: the end of an error message."""
+"""Names near to one that there is not: the end of an error message."""
 
 from __future__ import annotations
 

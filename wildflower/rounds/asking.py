@@ -1,4 +1,4 @@
-"""What devices are asked: their budgets, the orders that fit these, and what they already hold."""
+"""Questions to devices: their budgets, the orders that fit these, and what they already hold."""
 
 from __future__ import annotations
 

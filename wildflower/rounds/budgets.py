@@ -1,4 +1,4 @@
-"""What a device may spend in a round, and how much of it the message with its weights leaves to training."""
+"""The budget of a device in a round, and how much of it the message with its weights leaves to training."""
 
 from __future__ import annotations
 

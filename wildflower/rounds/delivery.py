@@ -1,4 +1,4 @@
-"""What every device would be given now, and what that is worth: the delivered score (docs/scores.md)."""
+"""The delivered score: the worth of what every device would be given now (docs/scores.md)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def evenly_spread(items: Sequence[Item], count: int = MAX_ASKED) -> list[Item]:
 def represented(
     recipients: Sequence[Recipient], known: Collection[Architecture], cost_of: Callable[[Architecture], Cost]
 ) -> dict[int, Architecture | None]:
-    """Which model stands for that of each device, so that few models are scored.
+    """Return which model stands for that of each device, so that few models are scored.
 
     A search may give every device an architecture of its own. The largest chosen architecture that fits the device
     stands for one that is not `known`, if it has at least 95 % of its parameters; else the device's own is chosen too.

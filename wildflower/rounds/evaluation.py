@@ -1,4 +1,4 @@
-"""What a round's models are worth: scored on the server, on devices, or on each device after a little training."""
+"""Evaluation of a round's models: on the server, on devices, or on each device after a little training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is frozen of the global model: every tensor of it travels to a device once, under the hash of its contents.
+"""The frozen part of the global model: every tensor of it travels to a device once, under the hash of its contents.
 
 A device is known to hold the parts that it used last. Where selections change every round, parts are without number: of
 those that it used long ago nothing is remembered, and it is sent them again if it ever comes back to them.
@@ -132,7 +132,7 @@ class Frozen:
         self.held.pop(device, None)
 
     def state(self) -> dict[str, Any]:
-        """Who holds what, as JSON: parts by device, and of every part its tensors, which are listed once."""
+        """Return who holds what, as JSON: parts by device, and of every part its tensors, which are listed once."""
         parts = {name: part for held in self.held.values() for name, part in held.items()}
         parts = dict(sorted(parts.items()))
         tensors = list(dict.fromkeys(tensor for part in parts.values() for tensor in part.tensors))

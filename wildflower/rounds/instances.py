@@ -20,7 +20,7 @@ class _Seen:
 
 
 class Instances:
-    """Which instance of every node is the one that is listened to.
+    """The instance of every node that is listened to.
 
     A node that was started anew says another instance, which is younger than the last report of the one before. One
     that is older was there at the same time: then two boards have the key, and the one that started later is refused.

@@ -1,4 +1,4 @@
-"""Who is late by the virtual clock, and how long a round takes by it."""
+"""Lateness by the virtual clock, and the time of a round."""
 
 from __future__ import annotations
 

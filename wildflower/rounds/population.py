@@ -1,4 +1,4 @@
-"""Who there is to sample: the simulated devices of a fleet, or the devices that connected nodes carry."""
+"""The devices that can be sampled: the simulated ones of a fleet, or those that connected nodes carry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round leaves in the journal (docs/run-folder.md)."""
+"""The records of a round for the journal (docs/run-folder.md)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Shares:
         return None
 
     def liars(self) -> dict[int, str]:
-        """Who must have lied, and why, if less than a third of all have, or one."""
+        """Return who must have lied, and why, if less than a third of all have, or one."""
         owners, revealers = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
         for owner, revealer in self._faults:
             owners[owner].add(revealer)
