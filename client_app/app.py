@@ -42,6 +42,12 @@ def data(message: Message, context: Context) -> Message:
     return _answer("data", message, context)
 
 
+@app.query("delivery")
+def delivery(message: Message, context: Context) -> Message:
+    """Check a model that this node's device is to use, and return whether it uses it."""
+    return _answer("delivery", message, context)
+
+
 def _answer(kind: str, message: Message, context: Context) -> Message:
     # A query for a report has no content.
     text, arrays = read_records(message.content, f"the {kind} message") if len(message.content) else ("", [])

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from wildflower.client_app.context import DeviceContext, Workplace
+from wildflower.client_app.delivered import FOLDER as MODEL_FOLDER
+from wildflower.client_app.delivered import take
 from wildflower.client_app.device_report import device_report, gpu_trainer, resting
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.fitting import Fit
@@ -34,6 +36,7 @@ from wildflower.devices.node_config import own_device
 from wildflower.devices.probe import probe_machine
 from wildflower.devices.state_folder import node_state_dir
 from wildflower.devices.validation import one_line
+from wildflower.messages.delivery import Delivery
 from wildflower.messages.error import MessageError
 from wildflower.messages.masks import digests_of
 from wildflower.messages.orders import (
@@ -73,7 +76,7 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
     """Answer a message.
 
     Args:
-        kind: "train", "evaluate", "data" or "query".
+        kind: "train", "evaluate", "data", "delivery" or "query".
         text: the message's JSON; empty for a query of the device's report.
         arrays: its packed arrays.
         config: the node config.
@@ -89,6 +92,8 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
             return _evaluate(parse(EvaluationBatch, text), arrays, config)
         case "data":
             return _describe(parse(DataQuestion, text), config)
+        case "delivery":
+            return _deliver(parse(Delivery, text), arrays, config)
         case "query":
             return _keys(parse(KeyBatch, text), config) if text else _report(config)
     raise ValueError(f"no message is called {kind!r}")
@@ -292,6 +297,17 @@ def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[byt
     return DataAnswer(run=question.run, said=said).model_dump_json(), []
 
 
+def _deliver(delivery: Delivery, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
+    """Return whether this node's device uses a model from now on. MessageError where the message is for another."""
+    if delivery.device != own_device(config) or len(arrays) != 1:
+        raise MessageError(f"a model for device {delivery.device}, and this node carries device {own_device(config)}")
+    task = load_task(_task(delivery, config))
+    answer = take(delivery, arrays[0], task, node_state_dir(config) / MODEL_FOLDER)
+    if policy_of(config, delivery.device, simulated=False).minimum:  # scores would show something of this device alone
+        answer = answer.model_copy(update={"score": None, "before": None})
+    return answer.model_dump_json(), []
+
+
 def _report(config: NodeConfig) -> tuple[str, list[bytes]]:
     """Return which device this node carries, and what it can spend now."""
     return NodeReport(device=own_device(config), report=device_report(config).to_json()).model_dump_json(), []
@@ -341,7 +357,7 @@ def compute_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())  # with its number, which memory limits want
 
 
-def _task(batch: Batch | EvaluationBatch | DataQuestion, config: NodeConfig) -> TaskSpec:
+def _task(batch: Batch | EvaluationBatch | DataQuestion | Delivery, config: NodeConfig) -> TaskSpec:
     """Return the task of a message. A node may hold its data elsewhere than the server: `data-dir` in its node config.
 
     UnfitError where every device has data of its own, and this node does not say where.

@@ -76,7 +76,8 @@ def made_from(function: Any, values: Mapping[str, Any], classes: int) -> nn.Modu
 
     Answers for every token are (batch, classes, positions), as losses want them.
     """
-    from transformers import AutoConfig
+    with needed("transformers", "a model of transformers"):
+        from transformers import AutoConfig
 
     settings = dict(values[CONFIG]) | {"num_labels": classes}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)

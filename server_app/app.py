@@ -37,6 +37,7 @@ from wildflower.server_app.config import (
     digests_of,
     keep_modules,
 )
+from wildflower.server_app.deliveries import Deliveries
 from wildflower.server_app.dry_run import dry_run_step
 from wildflower.server_app.inputs import fleet_path, initial_digest, initial_of, named, public_of, run_folder, task_spec
 from wildflower.server_app.journal import Journal
@@ -140,6 +141,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
                 log(INFO, "The run ends after round %s of %s: %s", number, config.rounds, result.stopped)
                 break
         progress.check_trained()
+        if first_round > config.rounds and not engine.population.simulated:
+            Deliveries(run_dir, config.run_name, engine.settings.task).deliver(grid, engine.population)
     log(INFO, "Report: %s", run_dir / "report.html")
 
 

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The outcome.
+    """Runs side by side: tables, plots, and which method to take.
 
     Attributes:
         target: the score that the runs are timed to reach.
         advice: sentences about which method to take, how sure that is, and what is not counted.
-        tables: of texts; each has `csv()`, `latex()` and `markdown()`.
+        tables: the tables, as texts; each has `csv()`, `latex()` and `markdown()`.
         html: a whole page with all this, and plots.
         csv: every evaluation of every run that is compared, one per line.
-        groups: the runs, those of one method together, and of several seeds.
+        groups: the runs, with the seeds of one method together.
         scale: what their scores mean.
     """
 

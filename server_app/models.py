@@ -191,6 +191,12 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
                     (folder / FACTS).write_text(alone.model_dump_json(indent=2) + "\n")
 
 
+def tiers_of(run_dir: Path) -> list[str]:
+    """Return the tiers of which a run's newest evaluation has a model."""
+    folder = newest_whole(run_dir / FOLDER / "newest")
+    return [] if folder is None else sorted({tier for model in _contents(folder).models for tier in model.tiers})
+
+
 def drop_models_after(run_dir: Path, round: int) -> None:
     """Remove the models of evaluations after a round: a run that goes on from there has not had them."""
     for folder in (run_dir / FOLDER).glob("*"):

@@ -13,6 +13,7 @@ from wildflower.rounds.engine import Engine
 from wildflower.rounds.hooks import Round, RoundHook
 from wildflower.server_app import checkpoint
 from wildflower.server_app.config import RunConfig
+from wildflower.server_app.deliveries import Deliveries
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.models import save_models
 from wildflower.server_app.no_progress import Progress
@@ -32,6 +33,8 @@ def add_run_hooks(
     the hooks of users, so that it has what these keep after the round.
     """
     before: list[RoundHook] = [Recording(journal), ScoredModels(run_dir, engine), NodeReports(run_dir)]
+    if not engine.population.simulated:
+        before.append(Deliveries(run_dir, config.run_name, engine.settings.task))
     if tracker is not None:
         before.insert(1, Tracking(tracker))
     after: list[RoundHook] = [Checkpoints(run_dir, engine, config.checkpoints.keep), Lines(config.rounds)]

@@ -51,16 +51,16 @@ class ClientContext(Protocol):
 
     @property
     def class_counts(self) -> Tensor:
-        """(classes,), how many training examples of each class the device holds.
+        """Return how many training examples of each class the device holds, (classes,).
 
         MessageError where the task does not have one class per example; `ClientStep.needs_classes` says it beforehand.
         """
 
     def build(self, weights: Weights | None = None) -> Network:
-        """The order's sub-model over these tensors, which training then changes; None: freshly initialized."""
+        """Build the order's sub-model of these tensors, which training then changes; None: freshly initialized."""
 
     def kept(self, name: str, *, per_architecture: bool = True, recent: bool = False) -> Weights | None:
-        """Tensors that this device kept under a name in an earlier round; None where it has none.
+        """Return tensors that this device kept under a name in an earlier round; None if it has none.
 
         Args:
             name: as given to `keep`.
@@ -74,7 +74,7 @@ class ClientContext(Protocol):
     def steps(
         self, *models: torch.nn.Module, share: tuple[float, float] = (0.0, 1.0)
     ) -> Iterator[Iterator[tuple[Tensor, Tensor, float]]]:
-        """The batch of every optimizer step that `training` asks for, for a loop of one's own over some models.
+        """Yield the batch of every optimizer step that `training` asks for, for a loop of one's own over some models.
 
         A batch comes as the parts that the device computes with at once. Without micro-batches it is a single part.
         Each part has inputs and labels on `device`, and its weight, which is its share of the batch's examples. The
@@ -90,7 +90,7 @@ class ClientContext(Protocol):
         """
 
     def one_pass(self, *models: torch.nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """All training examples once, shuffled and without augmentation, for a look at them without an optimizer step.
+        """Yield all training examples once, shuffled and without augmentation, for a look at them without training.
 
         Inputs and labels on `device` come in batches of as many examples as the device computes with at once. Memory is
         bounded and metered.
@@ -101,7 +101,7 @@ class ClientContext(Protocol):
         """
 
     def optimizer(self, model: torch.nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
-        """The run's optimizer of a model's parameters, with `rate` times its learning rate."""
+        """Return the run's optimizer of a model's parameters, with `rate` times its learning rate."""
 
     def fit(
         self,

@@ -60,15 +60,15 @@ class ClientStep(BaseModel, ABC):
         return False
 
     def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """The tensor sets that the server sends: by default the sub-model's tensors as "weights"."""
+        """List the tensor sets that the server sends: by default the sub-model's tensors as "weights"."""
         return {"weights": TensorSet.of(family.tensors(architecture))}
 
     def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """The tensor sets that the device returns: by default "weights", averaged by examples."""
+        """List the tensor sets that the device returns: by default "weights", averaged by examples."""
         return {"weights": TensorSet.of(family.tensors(architecture), Merge())}
 
     def facts(self, family: Family) -> dict[str, int]:
-        """The facts that the device returns: name -> how many numbers it has. None by default."""
+        """List the facts that the device returns: name -> how many numbers it has. None by default."""
         return {}
 
     def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
@@ -80,7 +80,7 @@ class ClientStep(BaseModel, ABC):
         """
 
     def model(self, context: ClientContext) -> Network:
-        """The model as training begins, and as it is scored where nothing is trained."""
+        """Return the model as training begins, and as it is scored if nothing is trained."""
         return context.build(context.received["weights"])
 
     @abstractmethod
@@ -88,29 +88,29 @@ class ClientStep(BaseModel, ABC):
         """Do the work on the device."""
 
     def scored(self, context: ClientContext, model: Network) -> torch.nn.Module:
-        """The module that is scored on the device's own examples; by default the model itself."""
+        """Return the module that is scored on the device's own examples; by default the model itself."""
         return model
 
     @property
     def scored_beside(self) -> tuple[str, ...]:
-        """Names of further networks that are scored on the device's own examples; by default there are none."""
+        """Return names of further networks that are scored on the device's own examples; by default none."""
         return ()
 
     def beside(self, context: ClientContext, answer: Answer | None) -> list[torch.nn.Module]:
-        """The networks that `scored_beside` names, in its order.
+        """Return the networks that `scored_beside` names, in its order.
 
         answer: what the training before came to; None where nothing is trained before devices are scored.
         """
         return []
 
     def reference(self) -> StepReference:
-        """This client step as it travels."""
+        """Return this client step as it travels."""
         kind = type(self)
         return StepReference(name=f"{kind.__module__}:{kind.__qualname__}", settings=self.model_dump(mode="json"))
 
 
 def client_step_of(reference: StepReference) -> ClientStep:
-    """The client step that a work order names, with its settings. Raises MessageError where there is none such."""
+    """Return the client step that a work order names, with its settings. MessageError if there is none such."""
     return _client_step(reference.name, json.dumps(reference.settings))
 
 

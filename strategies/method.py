@@ -97,12 +97,12 @@ class Method(OnDevices, ABC, Generic[P]):
 
     @classmethod
     def name(cls) -> str:
-        """The method's name in the run configuration: that of its file."""
+        """Return the method's name in the run configuration: that of its file."""
         return cls.__module__.rsplit(".", 1)[-1].replace("_", "-")
 
     @classmethod
     def family_defaults(cls, params: P) -> dict[str, Any]:
-        """Arguments that the method gives a family that has them, where `family-arguments` say nothing else."""
+        """Return arguments that the method gives a family that has them, where `family-arguments` say nothing else."""
         return {}
 
     @classmethod
@@ -122,10 +122,10 @@ class Method(OnDevices, ABC, Generic[P]):
         return any(half.needs_classes for half in halves if half is not None)
 
     def start(self) -> None:
-        """Called once before the first round: make what takes long, and log what the user should know."""
+        """Make what takes long, and log what the user should know; called once, before the first round."""
 
     def survey(self, fleet: Iterable[Means]) -> None:
-        """Called once, in the first round: what each device that is there, or some of very many, may spend now.
+        """Read what each device that is there, or some of very many, may spend now; called once, in the first round.
 
         A method that is made for its fleet reads the budgets; they are not worked out for one that does not.
         """
@@ -134,7 +134,7 @@ class Method(OnDevices, ABC, Generic[P]):
 
     @abstractmethod
     def assign(self, device: int, budget: Budget) -> Architecture | None:
-        """The architecture of a device under its budget; None where the device cannot take part.
+        """Return the architecture of a device under its budget; None if the device cannot take part.
 
         It is asked for several budgets before one is found that leaves room for the message: answers depend on the
         round, the device and the budget only, and nothing is logged.
@@ -149,7 +149,7 @@ class Method(OnDevices, ABC, Generic[P]):
         return []
 
     def after(self, device: int, place: int) -> int | None:
-        """The place of the earlier order whose trained model the device's order at `place` reads; None by default."""
+        """Return the place of the earlier order whose trained model the order at `place` reads; None by default."""
         return None
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
@@ -158,14 +158,14 @@ class Method(OnDevices, ABC, Generic[P]):
 
     @abstractmethod
     def client_step(self, order: Order) -> ClientStep:
-        """The client step of an order, with its settings."""
+        """Return the client step of an order, with its settings."""
 
     def begin_round(self, orders: Sequence[Order]) -> None:
-        """Called when a round's orders are known and before the first payload is asked for."""
+        """Prepare a round; called when its orders are known and before the first payload is asked for."""
 
     @abstractmethod
     def payload(self, group: Group) -> TensorSets:
-        """The contents of the tensor sets that the devices of a group are sent (never asked where nothing is sent).
+        """Return the tensor sets that the devices of a group are sent (never asked where nothing is sent).
 
         Before the first round they are asked for once and dropped (`wildflower.rounds.layout_check`), after `start` and
         before any `begin_round`: what later rounds do must not depend on that.
@@ -202,7 +202,7 @@ class Method(OnDevices, ABC, Generic[P]):
 
     @abstractmethod
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """The models of some architectures, to be scored on the server; {} where models live on devices only."""
+        """Return the models of some architectures, to be scored on the server; {} if models live on devices only."""
 
     @property
     def deliverable(self) -> list[Architecture]:
@@ -222,12 +222,12 @@ class Method(OnDevices, ABC, Generic[P]):
         return None if architecture is None else (architecture, LEADING)
 
     def frozen_weights(self) -> Weights:
-        """The tensors of the global model that the run freezes; {} where it freezes none."""
+        """Return the tensors of the global model that the run freezes; {} if it freezes none."""
         return {}
 
     @abstractmethod
     def state(self) -> State:
-        """Everything a resumed run needs beside the configuration and the round's number."""
+        """Return everything a resumed run needs beside the configuration and the round's number."""
 
     @abstractmethod
     def load(self, state: State) -> None:
@@ -280,7 +280,7 @@ class Method(OnDevices, ABC, Generic[P]):
         return PrivateMean(weights, privacy, frozen, partial(getattr, self, "round"), self.settings.rng)
 
     def rng(self, purpose: int, *more: int) -> np.random.Generator:
-        """A generator that depends on the seed, the round and the given numbers only.
+        """Return a generator that depends on the seed, the round and the given numbers only.
 
         Args:
             purpose: tells one kind of draw from another: 0 to 99 are the project's own, methods from outside take
@@ -290,7 +290,7 @@ class Method(OnDevices, ABC, Generic[P]):
         return self.settings.rng(self.round, purpose, *more)
 
     def describe(self, architecture: Architecture) -> str:
-        """An architecture as a log names it: its lists of widths are long, and say little."""
+        """Return what a log calls an architecture: its lists of widths are long, and say little."""
         if architecture == self.family.full():
             return f"the whole {self.family.name}"
         return f"the {self.family.name} of {self.cost(architecture).parameters:,} parameters"

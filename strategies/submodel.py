@@ -125,7 +125,7 @@ class SubModelMethod(CandidateMethod[P]):
         return Traits(averages=True, takes_initial_weights=True)
 
     def payload(self, group: Group) -> TensorSets:
-        """The group's cut of the global model."""
+        """Return the group's cut of the global model."""
         return {"weights": group.placement.gather(self.weights)}
 
     def absorb(self, contribution: Contribution) -> None:
@@ -144,7 +144,7 @@ class SubModelMethod(CandidateMethod[P]):
             mean.add(group.placement, group.returned[name].layout, contribution.sum_of(name), tensor_set=name)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
-        """Every coordinate becomes the mean over its owners; what nobody trained keeps its value."""
+        """Set every coordinate to the mean over its owners; what nobody trained keeps its value."""
         self.weights = self.mean.mean(self.weights)
         return {}
 
@@ -153,21 +153,21 @@ class SubModelMethod(CandidateMethod[P]):
         return LEADING
 
     def scored_cut(self, architecture: Architecture) -> Cut:
-        """The sub-model of an architecture as it is scored."""
+        """Return the sub-model of an architecture as it is scored."""
         return architecture, self.family.place(architecture, self.scored_selection(architecture).select)
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """The architecture of `assign`, cut as it is scored."""
+        """Return the architecture of `assign`, cut as it is scored."""
         found = super().personal(device, budget)
         return None if found is None else (found[0], self.scored_selection(found[0]))
 
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """The cut of every architecture as it is scored."""
+        """Return the cut of every architecture as it is scored."""
         cuts = (self.scored_cut(architecture) for architecture in architectures)
         return {a: Model(self.scored_family, a, placement.gather(self.weights)) for a, placement in cuts}
 
     def frozen_weights(self) -> Weights:
-        """Those of the global model: nobody returns them, so that they stay what they were."""
+        """Return those of the global model: nobody returns them, so that they stay what they were."""
         return {name: tensor for name, tensor in self.weights.items() if self.family.is_frozen(name)}
 
     def beside_weights(self) -> Mapping[str, Weights]:

@@ -1,4 +1,4 @@
-"""What a user says of how a module is cut."""
+"""Choices of a user on how a module is cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Cuts(NamedTuple):
-    """What a user says of how a module is cut.
+    """Choices of a user on how a module is cut.
 
     Attributes:
         keep: parts whose channels are not cut.

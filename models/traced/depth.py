@@ -1,4 +1,4 @@
-"""What a traced module may lack: blocks whose input can stand for their result, and stacks of them."""
+"""Blocks that a traced module may lack, whose input can stand for their result, and stacks of them."""
 
 from __future__ import annotations
 

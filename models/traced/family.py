@@ -124,7 +124,7 @@ class Traced(GroupFamily):
 
     @property
     def cuts(self) -> Cuts:
-        """What the user said of how the module is cut."""
+        """The user's own words on how the module is cut."""
         return Cuts(self.keep, self.together, self.depth, self.exits, self.early_exits)
 
     @property

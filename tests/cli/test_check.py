@@ -64,7 +64,7 @@ def test_a_good_run_shows_data_model_and_devices(typed, tmp_path):
     assert (code, page[-18:]) == (0, "The run can begin.")
     for part in (
         "heterofl on digits, 2 rounds, 2 of 4 devices per round, seed 1",
-        f"folder {tmp_path}/runs/heterofl-digits-",
+        f"will write to {tmp_path}/runs/heterofl-digits-",
         "1,438 examples to train on, 359 to test on, inputs 1x8x8",
         "│ 0 │ 142 │ 36 │",
         "cnn3, 94,410 parameters as a whole",

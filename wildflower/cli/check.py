@@ -137,7 +137,7 @@ def _experiment(page: Page, config: RunConfig, run_dir: Path) -> None:
         f"{config.devices} devices per round, seed {config.seed}"
     ]
     before = len(read_rounds(run_dir)) if config.resume and run_dir.is_dir() else 0
-    lines.append(f"folder {run_dir}" + (f", which goes on after {counted(before, 'round')}" if before else ""))
+    lines.append(f"will write to {run_dir}" + (f", which goes on after {counted(before, 'round')}" if before else ""))
     page.add("Run", *lines)
 
 

@@ -11,6 +11,7 @@ from wildflower.cli.bench import bench
 from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
 from wildflower.cli.config import config
+from wildflower.cli.deliver_command import deliver, model
 from wildflower.cli.export_command import export, predict
 from wildflower.cli.family_command import family
 from wildflower.cli.fleet import fleet
@@ -83,5 +84,19 @@ for started in (run, sweep, tune, paper, report, compare):
 app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 
 app.add_typer(new, name="new")
-for shown in (config, check, plan, family, export, predict, supernet, fleet, nodes, probe, bandwidth_server):
+for shown in (
+    config,
+    check,
+    plan,
+    family,
+    export,
+    predict,
+    deliver,
+    model,
+    supernet,
+    fleet,
+    nodes,
+    probe,
+    bandwidth_server,
+):
     app.command()(shown)

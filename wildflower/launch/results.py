@@ -39,8 +39,8 @@ class Run:
     """The results that a run has left in its folder, finished or not.
 
     Attributes:
-        folder: where it lies.
-        summary: its figures, as summary.json has them; of a run that has not ended those of its rounds so far.
+        folder: the run's folder.
+        summary: the figures of summary.json; of a run that goes on, those of its rounds so far.
     """
 
     def __init__(self, folder: Path, summary: Summary) -> None:
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Finished, failed or unfinished."""
+        """The state of the run: "finished", "failed" or "unfinished"."""
         return self.summary.status
 
     @cached_property
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def overview(self) -> pd.DataFrame:
-        """Those of `rounds` that are looked at first, as the terminal shows them: shares in percent."""
+        """The main columns of `rounds`, at most twelve, with shares in percent as the terminal shows them."""
         scale = self.summary.scale
         columns = [column for column in OVERVIEW if column in self.rounds and self.rounds[column].notna().any()]
         tiers = [column for column in self.rounds if str(column).startswith("delivered_score_by_tier.")]

@@ -53,15 +53,15 @@ Space = Mapping[str, Range | Sequence[Any]]
 
 @dataclass(frozen=True)
 class Tuned:
-    """The findings of a search.
+    """The result of a search.
 
     Attributes:
-        folder: where the runs of the trials lie.
+        folder: the folder of the trials' runs.
         best: the values of the best trial, by key.
-        score: what its run delivers.
+        score: the delivered score of its run.
         runs: the folders of all trials that were not ended early, best first.
         trials, pruned: how many there were, and how many of these were ended early.
-        study: Optuna's own.
+        study: the study of Optuna.
     """
 
     folder: Path

@@ -1,0 +1,148 @@
+"""Models that a device uses: a folder for each version, checked before `current` leads to it.
+
+state-dir/model/VERSION/model.pt2 and model.pt2.json are what `wildflower export` writes. `current` leads to the version
+in use and `previous` to the one before it; others are removed. Both are links, which are replaced whole, so that a
+program that opens `current/model.pt2` finds one version or the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from wildflower.devices.validation import one_line
+from wildflower.messages.delivery import Delivered, Delivery
+from wildflower.messages.error import MessageError
+from wildflower.tasks.task import Task
+
+FOLDER, CURRENT, PREVIOUS, PROGRAM = "model", "current", "previous", "model.pt2"
+ASKED_TOGETHER = 64
+
+Program = Callable[[Tensor], Tensor]
+
+
+class ModelFolderError(ValueError):
+    """There is no model to use; the text says why."""
+
+
+def take(delivery: Delivery, program: bytes, task: Task, folder: Path) -> Delivered:
+    """Keep a model, compare it with the one in use, and use it unless it is worse.
+
+    Args:
+        task: whose test examples of this device are the ones held out. Without any, a model must answer numbers.
+        folder: `FOLDER` in the device's state folder.
+
+    Raises MessageError where the program is not the one that was sent.
+    """
+    if hashlib.sha256(program).hexdigest() != delivery.sha256:
+        raise MessageError("the model that came is not the one that was sent: its sha256 is another")
+    place = folder / delivery.version
+    beside = folder / f".{delivery.version}.{os.getpid()}.part"
+    beside.mkdir(parents=True)
+    try:
+        (beside / PROGRAM).write_bytes(program)
+        (beside / f"{PROGRAM}.json").write_text(json.dumps(delivery.facts, indent=2))
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(beside, place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    score = before = None
+    try:
+        score = score_of(place, task, delivery.device)
+        why = ""
+    except Exception as error:  # of any kind: PyTorch's reader has many
+        why = one_line(f"it cannot be used here: {type(error).__name__}: {error}")
+    if not why and (folder / CURRENT).exists() and (folder / CURRENT).resolve() != place.resolve():
+        try:
+            before = score_of(folder / CURRENT, task, delivery.device)
+        except Exception:  # the one in use is broken: any that works is better
+            before = None
+        rank = task.metric.scale.rank
+        if score is not None and before is not None and rank(score) < rank(before):
+            why = (
+                f"it is worse than the model in use on this device's {len(task.own_test(delivery.device)[1])} examples"
+            )
+    answer = Delivered(
+        run=delivery.run,
+        device=delivery.device,
+        version=delivery.version,
+        used=not why,
+        why=why,
+        score=score,
+        before=before,
+    )
+    if why:
+        shutil.rmtree(place)
+    else:
+        use(folder, delivery.version)
+    return answer
+
+
+def score_of(place: Path, task: Task, device: int) -> float | None:
+    """Return the task's metric of a model on a device's held-out examples; None where the device holds none out.
+
+    Raises ValueError where the model says what are no numbers, and whatever PyTorch raises where it cannot be read.
+    """
+    program = torch.export.load(place / PROGRAM).module()
+    inputs, labels = task.own_test(device)
+    if not len(labels):
+        facts = json.loads((place / f"{PROGRAM}.json").read_text())
+        shape, kind = facts["input_shape"], getattr(torch, str(facts["input_dtype"]))
+        _finite(program(torch.zeros((2, *shape), dtype=kind)))
+        return None
+    sums: list[float] = []
+    with torch.no_grad():
+        for start in range(0, len(labels), ASKED_TOGETHER):
+            part = slice(start, start + ASKED_TOGETHER)
+            _, y = task.batch(inputs[part], labels[part], augment=None)
+            found = task.metric.sums(task.answers(_finite(program(inputs[part]))), y)
+            sums = [a + float(b) for a, b in zip(sums or [0.0] * len(found), found, strict=True)]
+    return task.metric.value(sums, len(labels))
+
+
+def _finite(outputs: Tensor) -> Tensor:
+    if not bool(outputs.isfinite().all()):
+        raise ValueError("what it says are no finite numbers")
+    return outputs
+
+
+def use(folder: Path, version: str) -> None:
+    """Let `current` lead to a version, and `previous` to the one before; other versions are removed."""
+    now = version_of(folder / CURRENT)
+    if now != version:
+        if now is not None:
+            _lead(folder / PREVIOUS, now)
+        _lead(folder / CURRENT, version)
+    kept = {version_of(folder / CURRENT), version_of(folder / PREVIOUS)}
+    for other in folder.iterdir():
+        if other.is_dir() and not other.is_symlink() and other.name not in kept:
+            shutil.rmtree(other)
+
+
+def roll_back(folder: Path) -> str:
+    """Use the version before the one in use, which becomes `previous`. -> it. Raises ModelFolderError without one."""
+    now, before = version_of(folder / CURRENT), version_of(folder / PREVIOUS)
+    if now is None or before is None:
+        raise ModelFolderError(f"{folder} holds no model from before the one in use")
+    _lead(folder / CURRENT, before)
+    _lead(folder / PREVIOUS, now)
+    return before
+
+
+def version_of(link: Path) -> str | None:
+    """Return the version that a link leads to; None where it leads to none."""
+    return os.readlink(link) if link.is_symlink() and link.exists() else None
+
+
+def _lead(link: Path, version: str) -> None:
+    beside = link.with_name(f".{link.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(version)
+    os.replace(beside, link)

@@ -1,0 +1,154 @@
+"""Models of a run on their way to its devices, over nodes in this process."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.cli.test_command import invoke
+from tests.deployment import ROOT, Deployment
+from tests.small_run import connected_grid, small_config
+from wildflower.cli.deliver_command import write_programs
+from wildflower.client_app import delivered
+from wildflower.client_app.delivered import CURRENT, PREVIOUS, PROGRAM, ModelFolderError, roll_back, use, version_of
+from wildflower.launch.experiment_file import write_toml
+from wildflower.server_app.app import run
+from wildflower.server_app.deliveries import newest, read_delivered
+
+HARDWARE = {"fleet": "", "devices": 2, "devices-per-round": 2, "rounds": 2, "evaluate-every": 1, "test-fraction": 0.25}
+
+
+@pytest.fixture
+def delivered_run(tmp_path):
+    """A run of two devices that has ended, whose models were delivered then. -> its folder, grid and configuration."""
+    grid, config = connected_grid(2, tmp_path), small_config(tmp_path, **HARDWARE)
+    run_dir = run(grid, config)
+    version = write_programs(run_dir)
+    run(grid, config.model_copy(update={"resume": True}))
+    return run_dir, grid, config, version
+
+
+def folders(grid):
+    """The folders of models of the devices, by their numbers."""
+    return {
+        c.node_config["partition-id"]: delivered.Path(c.node_config["state-dir"]) / "model"
+        for c in grid.contexts.values()
+    }
+
+
+def test_each_device_uses_the_model_of_its_tier(delivered_run):
+    run_dir, grid, _, version = delivered_run
+    said = read_delivered(run_dir)
+    assert {device: (answer.used, answer.version) for device, answer in said.items()} == {
+        0: (True, version),
+        1: (True, version),
+    }
+    assert all(0 <= answer.score <= 1 and answer.before is None for answer in said.values())
+    folder, programs = newest(run_dir)
+    for place in folders(grid).values():
+        assert version_of(place / CURRENT) == version
+        facts = json.loads((place / CURRENT / f"{PROGRAM}.json").read_text())
+        assert facts["round"] == int(version.split("-")[0])
+        program = torch.export.load(place / CURRENT / PROGRAM).module()
+        shape, kind = facts["input_shape"], getattr(torch, facts["input_dtype"])
+        assert program(torch.zeros((3, *shape), dtype=kind)).shape == (3, facts["classes"])
+        assert (place / CURRENT / PROGRAM).read_bytes() in [
+            (folder / name).read_bytes() for name in programs.tiers.values()
+        ]
+
+
+@pytest.mark.thorough
+def test_nobody_is_sent_a_version_twice(delivered_run):
+    _, grid, config, _ = delivered_run
+    sent = len([m for m in grid.sent if m.metadata.message_type == "query.delivery"])
+    run(grid, config.model_copy(update={"resume": True}))
+    assert len([m for m in grid.sent if m.metadata.message_type == "query.delivery"]) == sent == 2
+
+
+@pytest.mark.thorough
+def test_a_worse_model_is_not_used(delivered_run, monkeypatch):
+    run_dir, grid, config, first = delivered_run
+    again = run_dir / "deliver" / "99-0123456789ab"
+    shutil.copytree(run_dir / "deliver" / first, again)
+    programs = json.loads((again / "tiers.json").read_text()) | {"version": "99-0123456789ab"}
+    (again / "tiers.json").write_text(json.dumps(programs))
+    scores = {first: 0.9, again.name: 0.8}
+    monkeypatch.setattr(delivered, "score_of", lambda place, task, device: scores[place.resolve().name])
+    run(grid, config.model_copy(update={"resume": True}))
+    answer = read_delivered(run_dir)[0]
+    assert (answer.used, answer.score, answer.before) == (False, 0.8, 0.9)
+    assert "worse than the model in use" in answer.why
+    for place in folders(grid).values():
+        assert version_of(place / CURRENT) == first
+        assert not (place / again.name).exists()
+
+
+@pytest.mark.thorough
+def test_a_program_that_cannot_be_read_is_not_used(delivered_run):
+    run_dir, grid, config, first = delivered_run
+    again = run_dir / "deliver" / "99-0123456789ab"
+    shutil.copytree(run_dir / "deliver" / first, again)
+    (again / "tiers.json").write_text(json.dumps({"version": again.name, "tiers": {"": "0.pt2"}}))
+    (again / "0.pt2").write_bytes(b"no program")
+    run(grid, config.model_copy(update={"resume": True}))
+    answers = read_delivered(run_dir)
+    assert [answer.used for answer in answers.values()] == [False, False]
+    assert answers[0].why.startswith("it cannot be used here")
+    assert {version_of(place / CURRENT) for place in folders(grid).values()} == {first}
+
+
+def test_the_version_before_is_kept_and_can_be_used_again(tmp_path):
+    for name in ("1-aaaaaaaaaaaa", "2-aaaaaaaaaaaa", "3-aaaaaaaaaaaa"):
+        (tmp_path / "model" / name).mkdir(parents=True)
+        facts = {"round": int(name[0]), "metric": "accuracy"}
+        (tmp_path / "model" / name / f"{PROGRAM}.json").write_text(json.dumps(facts))
+        use(tmp_path / "model", name)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir() if not path.is_symlink()) == [
+        "2-aaaaaaaaaaaa",
+        "3-aaaaaaaaaaaa",
+    ]
+    assert "version 3-aaaaaaaaaaaa, round 3" in invoke("model", tmp_path).output
+    shown = invoke("model", tmp_path, "--rollback")
+    assert "Back at the model 2-aaaaaaaaaaaa" in shown.output
+    assert (version_of(tmp_path / "model" / CURRENT), version_of(tmp_path / "model" / PREVIOUS)) == (
+        "2-aaaaaaaaaaaa",
+        "3-aaaaaaaaaaaa",
+    )
+
+
+def test_without_a_model_there_is_nothing_to_go_back_to(tmp_path):
+    with pytest.raises(ModelFolderError, match="holds no model from before"):
+        roll_back(tmp_path)
+    shown = invoke("model", tmp_path)
+    assert shown.exit_code == 1
+    assert "wildflower deliver brings one" in shown.output
+
+
+@pytest.mark.thorough
+def test_the_command_brings_models_to_nodes(tmp_path):
+    """A SuperLink and two nodes as processes, each with its worker; the run has ended before."""
+    experiment = tmp_path / "experiment.toml"
+    keys = HARDWARE | {"task": "digits", "family": "lenet5", "rounds": 1, "local-steps": 2}
+    keys |= {"output-dir": str(tmp_path), "run-name": "one"}
+    experiment.write_text(write_toml(keys))
+    deployment = Deployment(tmp_path / "flower")
+    try:
+        deployment.start_superlink()
+        for device in range(2):
+            deployment.start_node(device, 2)
+        first = deployment.run(str(experiment))
+        output, _ = first.communicate()
+        assert first.returncode == 0, output
+        command = [sys.executable, "-m", "wildflower", "deliver", str(tmp_path / "one"), *deployment.connection]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    finally:
+        deployment.close()
+    assert done.returncode == 0, done.stdout + done.stderr
+    [version] = {answer.version for answer in read_delivered(tmp_path / "one").values()}
+    for device in range(2):
+        place = tmp_path / "flower" / f"node-{device}" / "model"
+        assert version_of(place / CURRENT) == version
+        assert f"version {version}" in invoke("model", place.parent).output
