@@ -42,8 +42,9 @@ from wildflower.strategies.method import (
     Traits,
 )
 from wildflower.strategies.params import Count, Params, PositiveRate
-from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, by_exit, require_exits
+from wildflower.tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -64,10 +65,11 @@ class SumOfExits(Training):
 
     @override
     def loss(self, context: ClientContext, model: Network) -> Loss:
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            return torch.stack([context.task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
+        return PureLoss(context.task, model, _sum_of_exits)
 
-        return loss
+
+def _sum_of_exits(task: Task, model: Network, inputs: Tensor, labels: Tensor) -> Tensor:
+    return torch.stack([task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
 
 
 # The server half ------------------------------------------------------------------------------------------------------
