@@ -172,7 +172,8 @@ class DeviceContext:
         """See `wildflower.strategies.method.ClientContext`."""
         if weights is None:
             weights = self.family.build(self.architecture).state_dict()
-        return with_weights(self.family, self.architecture, {**weights, **self._frozen}).to(self.device)
+        model = with_weights(self.family, self.architecture, {**weights, **self._frozen})
+        return model if self.device.type == "cpu" else model.to(self.device)  # to go through all layers takes time
 
     def _frozen_tensors(self, arrays: list[bytes]) -> Weights:
         """Return what is frozen of the sub-model: out of the message, and kept from then on, or as it was kept."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 PRECISION = 0.01
-NAME = "traced"
+NAME = "your module"
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class Traced(GroupFamily):
     depth: patterns of names of blocks that may be left out, by default of all but the first of a stack.
     exits: parts of the module behind which there are early exits.
     early_exits: whether there are where it seems right, if none are named.
-    model, vocabulary, pad_id: of a class of `transformers`, the settings of its configuration, and what the task says
-        of its tokens (`of_transformers.with_settings`); they are among the `arguments` of a family that was made.
+    model, vocabulary: of a class of `transformers`, the settings of its configuration, and how many tokens the task has
+        (`of_transformers.with_settings`); they are among the `arguments` of a family that was made.
+    pad_id: the token that such a model leaves out.
     """
 
     name: ClassVar[str] = NAME
@@ -101,7 +102,7 @@ class Traced(GroupFamily):
     @override
     def spec(self) -> dict[str, Any]:
         spec = super().spec() | {"arguments": json.loads(self.arguments)}
-        return {key: value for key, value in spec.items() if key not in ("model", *SIZES)}
+        return {key: value for key, value in spec.items() if key not in ("model", *SIZES) or value not in ("", None)}
 
     @property
     def input_dtype(self) -> torch.dtype:  # type: ignore[override]

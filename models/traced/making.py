@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from wildflower.models.any_network import changed_input
-from wildflower.models.held import check_held
+from wildflower.models.held import check_held, check_ties
 from wildflower.models.made import made_module
 from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.graph import Graph, write_graph
@@ -51,6 +51,7 @@ def written_module(
     with same_draws():
         module = made_module(function, json.loads(arguments), input_shape, classes)
         check_held(function, module, alone=True)
+        check_ties(function, dict(module.named_parameters()) | dict(module.named_buffers()))
         dtype = torch.int64 if tokens else torch.float32
         written = Written(function, module, input_shape, dtype, cuts)
         _check_answer(function, written, classes)

@@ -152,6 +152,7 @@ class Program(Network):
         self._graph, self._kept = graph, tuple(kept)
         self._static, self._scaler = static, scaler
         self._norms = _norms(graph)
+        self._tables = _tables(graph)
         numbers = {group: number for number, group in enumerate(graph.groups)}
         self._left_out = [block for block, groups in graph.blocks.items() if not kept[numbers[groups[0]]]]
         last = [len(graph.training) - 1, len(graph.evaluation) - 1]
@@ -173,6 +174,8 @@ class Program(Network):
                 continue
             if (path := name.rpartition(".")[0]) in norms:
                 self._make_norm(norms[path])
+            elif name in self._tables:
+                self._make_table(name)
             owner, own = self._owner(name)
             value = drawn(spec, self._graph.shape(spec, self._kept), device)
             if spec.kind == "buffer":
@@ -195,6 +198,13 @@ class Program(Network):
         made.register_parameter("bias", None)
         [made.num_features] = self._graph.shape(self._graph.state[f"{norm.path}.running_mean"], self._kept)
         owner.add_module(own, made)
+
+    def _make_table(self, name: str) -> None:
+        owner, own = self._owner(name.rpartition(".")[0])
+        if own not in owner._modules:
+            rows, channels = self._graph.shape(self._graph.state[name], self._kept)
+            with torch.device("meta"):  # its table is that of the state
+                owner.add_module(own, nn.Embedding(rows, channels, self._tables[name]))
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
         """Return the part that a tensor or a norm belongs to, made if it is missing, and its name there."""
@@ -264,6 +274,13 @@ class Program(Network):
         if node.op == "batch_norm.default" and (norm := self._norms.get(_statistic(node))) is not None:
             module = self.get_submodule(norm.path)
             return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
+        if (
+            node.op == "embedding.default"
+            and isinstance(table := node.args[0], dict)
+            and table.get("t") in self._tables
+        ):
+            module, inputs = self.get_submodule(table["t"].rpartition(".")[0]), self._value(node.args[1], places)
+            return _Step(module, number, [None], registers=[(0, inputs.number)])
         step = _Step(operator.getitem if node.op == GETITEM else operator_named(node.op), number)
         keys: list[int | str] = [*range(len(node.args)), *node.kwargs]
         for key, given in zip(keys, (*node.args, *node.kwargs.values()), strict=True):
@@ -403,6 +420,19 @@ def _norms(graph: Graph) -> dict[str, _BatchNormOf]:
         )
         if mean in used and path != mean and is_module and mean in graph.state:
             found[mean] = _BatchNormOf(path, float(node.args[6]), float(node.args[7]))
+    return found
+
+
+def _tables(graph: Graph) -> dict[str, int | None]:
+    """Return the tables that modules of embeddings look up, by their names, and the row of each that is not trained."""
+    found: dict[str, int | None] = {}
+    for node in (*graph.training, *graph.evaluation):
+        name = node.args[0].get("t", "") if node.op == "embedding.default" and isinstance(node.args[0], dict) else ""
+        rest = node.args[2:]
+        if name.endswith(".weight") and name in graph.state and not node.kwargs and len(rest) <= 1:
+            others = [n for n in graph.state if n.rpartition(".")[0] == name.rpartition(".")[0]]
+            if len(graph.state[name].dimensions) == 2 and others == [name]:
+                found[name] = rest[0] if rest and rest[0] >= 0 else None
     return found
 
 
