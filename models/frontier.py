@@ -15,8 +15,9 @@ Which decisions a block depends on is found by changing one decision at a time; 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add, itemgetter, lt
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost
 from wildflower.models.elastic import ElasticSpace
-from wildflower.models.profile import Frame, Piece, Profile, pieces, profile, total
+from wildflower.models.profile import AnyPiece, Frame, Profile, pieces, total
 from wildflower.models.space import Space
 
 Picks = tuple[int, ...]
@@ -57,7 +58,7 @@ class Link:
 
     name: str
     decisions: tuple[int, ...]
-    pieces: dict[Picks, Piece | None]
+    pieces: dict[Picks, AnyPiece | None]
 
 
 class Chain:
@@ -84,6 +85,7 @@ class Chain:
         self.links = []
         for name in self.names:
             decisions = tuple(sorted(influence[name]))
+            self.check_ways(name, decisions)
             table = {}
             for picks in itertools.product(*(range(self.counts[decision]) for decision in decisions)):
                 whole = smallest.copy()
@@ -93,20 +95,28 @@ class Chain:
             self.links.append(Link(name, decisions, table))
         self._check()
 
-    def pieces(self, picks: Sequence[int]) -> list[Piece]:
+    def pieces(self, picks: Sequence[int]) -> list[AnyPiece]:
         """Return the pieces of an architecture from the links, without asking the family."""
         found = (link.pieces[tuple(picks[decision] for decision in link.decisions)] for link in self.links)
         return [piece for piece in found if piece is not None]
 
-    def _pieces(self, picks: Sequence[int]) -> dict[str, Piece]:
-        return {piece.block.name: piece for piece in pieces(self.space.family, self.space.architecture(picks))}
+    def _pieces(self, picks: Sequence[int]) -> dict[str, AnyPiece]:
+        return {piece.name: piece for piece in pieces(self.space.family, self.space.architecture(picks))}
+
+    def check_ways(self, block: str, decisions: Iterable[int]) -> None:
+        """Raise ValueError if too many combinations of decisions meet at a block."""
+        if (ways := math.prod(self.counts[decision] for decision in decisions)) > MAX_TRANSITIONS:
+            raise ValueError(
+                f"space of {self.space.family.name}: {ways} combinations of decisions meet at block {block}, at most "
+                f"{MAX_TRANSITIONS} can be followed; give fewer shares or search with a pool"
+            )
 
     def _check(self) -> None:
         """Compare the links with random architectures: decisions might act together in a way that none does alone."""
         rng = np.random.default_rng(0)
         for _ in range(8):
             picks = [int(rng.integers(count)) for count in self.counts]
-            if self.pieces(picks) != pieces(self.space.family, self.space.architecture(picks)):
+            if self.pieces(picks) != list(pieces(self.space.family, self.space.architecture(picks))):
                 raise ValueError(
                     f"space of {self.space.family.name}: which decisions a block depends on cannot be told by changing "
                     "one at a time, so it has no frontier; search it with a pool"
@@ -134,7 +144,7 @@ class Prices:
         self.frame = Frame.of(space.family, batch_size, optimizer)
         self.profiles = [
             {
-                picks: None if piece is None else profile(piece, batch_size, piling=self.frame.piling)
+                picks: None if piece is None else piece.profile(batch_size, piling=self.frame.piling)
                 for picks, piece in link.pieces.items()
             }
             for link in self.chain.links
@@ -299,14 +309,7 @@ class Frontier:
         """Picks of the decisions open behind a block -> of those open before it, and how the block looks then."""
         link, counts = self.chain.links[position], self.chain.counts
         involved = sorted({*link.decisions, *after})
-        ways = 1
-        for decision in involved:
-            ways *= counts[decision]
-        if ways > MAX_TRANSITIONS:
-            raise ValueError(
-                f"space of {self.space.family.name}: {ways} combinations of decisions meet at block {link.name}, at "
-                f"most {MAX_TRANSITIONS} can be followed; give fewer shares or search with a pool"
-            )
+        self.chain.check_ways(link.name, involved)
         found: dict[Picks, list[tuple[Picks, Transition]]] = defaultdict(list)
         for picks in itertools.product(*(range(counts[decision]) for decision in involved)):
             of = dict(zip(involved, picks, strict=True))

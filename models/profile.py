@@ -17,9 +17,10 @@ base_k + G_k + L + backward_peak_k, the loss base_K+1 + 3 logits, and the update
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
@@ -34,6 +35,7 @@ from wildflower.models.cost import (
     Shape,
 )
 from wildflower.models.layers import Block
+from wildflower.models.traced.family import Traced
 from wildflower.models.training_step import Step
 
 
@@ -52,6 +54,15 @@ class Piece:
     shape: Shape
     first: bool
     held: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the block."""
+        return self.block.name
+
+    def profile(self, batch_size: int, *, piling: bool = True) -> Profile:
+        """Return the costs of the block."""
+        return profile(self, batch_size, piling=piling)
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,17 @@ class Profile:
     keeps_result: bool
     convolutions: frozenset[Convolution]
     macs: int
+
+
+class AnyPiece(Protocol):
+    """A part of a network, of a name, whose costs compose."""
+
+    @property
+    def name(self) -> str:
+        """The name of the part in its chain."""
+
+    def profile(self, batch_size: int, *, piling: bool = True) -> Profile:
+        """Return the costs of the part."""
 
 
 @lru_cache(maxsize=65536)
@@ -118,8 +140,12 @@ def profile(piece: Piece, batch_size: int, *, piling: bool = True) -> Profile:
     )
 
 
-def pieces(family: Family, arch: Architecture) -> list[Piece]:
-    """Return the blocks of an architecture with their surroundings, in order of computation."""
+def pieces(family: Family, arch: Architecture) -> Sequence[AnyPiece]:
+    """Return the blocks of an architecture with their surroundings, in order of computation; links of a module."""
+    if isinstance(family, Traced):
+        from wildflower.models.traced.links import pieces_of  # a device should not load PyTorch's tracer
+
+        return pieces_of(family, arch)
     family = described(family, "a search along the chain of blocks (searcher = 'exact', or by the balanced criterion)")
     found = []
     shape, first, held = family.input_shape, True, True

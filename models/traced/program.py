@@ -334,6 +334,11 @@ class Program(Network):
 
     # Computing
 
+    @property
+    def steps(self) -> list[_Step]:
+        """The steps of a pass in training, in order."""
+        return self._programs[True].steps
+
     @override
     def forward(self, x: Tensor) -> Tensor:
         return self._run(self._programs[self.training], x)[0]
@@ -404,6 +409,13 @@ def _objects(node: Operation) -> Iterator[dict[str, Any]]:
 
 def _results_read(node: Operation) -> list[int]:
     return [value["n"] for value in _objects(node) if "n" in value]
+
+
+def reads(node: Operation) -> tuple[list[int], set[str]]:
+    """Return the nodes that a node reads, `INPUT` for the input, and the names of tensors."""
+    objects = list(_objects(node))
+    nodes = [INPUT if "x" in value else value["n"] for value in objects if "x" in value or "n" in value]
+    return nodes, {value["t"] for value in objects if "t" in value}
 
 
 def _norms(graph: Graph) -> dict[str, _BatchNormOf]:

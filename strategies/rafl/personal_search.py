@@ -69,9 +69,15 @@ class PersonalSearch:
         if self.params.searcher == "pool":
             return PoolSearch(self.space, self.networks.personal_cost)
         batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
-        if self.params.searcher == "exact":
-            # Eq. 2 is an argmax.
-            return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=0.0)
+        if self.params.searcher in ("auto", "exact"):
+            try:
+                # Eq. 2 is an argmax.
+                return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=0.0)
+            except ValueError as error:
+                if self.params.searcher == "exact":
+                    raise
+                log.warning("Personal models are drawn into a pool, where the exact search cannot be: %s", error)
+                return PoolSearch(self.space, self.networks.personal_cost)
         score = None
         if self._predicts:
             predictor = fit_predictor(self.space, *self.pairs, self.settings.seed)

@@ -23,11 +23,12 @@ class RaFLParams(Params):
         description="Shares of its channels that a layer of a personal model may keep; 0 removes layers that may go; "
         "once-for-all has none",
     )
-    searcher: Literal["exact", "pool", "evolution"] = Field(
-        "exact",
+    searcher: Literal["auto", "exact", "pool", "evolution"] = Field(
+        "auto",
         description="How personal models are found: by the exact search for the most parameters, by a pool of random "
-        "draws, or by evolution for the best predicted accuracy, where accuracies lie beside the initial weights, and "
-        "else for the most multiplications",
+        "draws (auto: where the costs of a network's parts do not add up, which the log says), or by evolution for the "
+        "best predicted accuracy, where accuracies lie beside the initial weights, and else for the most "
+        "multiplications",
     )
     macs: Numbers = Field(
         (),
