@@ -25,10 +25,8 @@ class RaFLParams(Params):
     )
     searcher: Literal["auto", "exact", "pool", "evolution"] = Field(
         "auto",
-        description="How personal models are found: by the exact search for the most parameters, by a pool of random "
-        "draws (auto: where the costs of a network's parts do not add up, which the log says), or by evolution for the "
-        "best predicted accuracy, where accuracies lie beside the initial weights, and else for the most "
-        "multiplications",
+        description="How personal models are found: by the exact search for the most parameters (auto: or a pool where "
+        "a model is no chain), by a pool of random draws, or by evolution for the best accuracy predicted",
     )
     macs: Numbers = Field(
         (),
