@@ -72,7 +72,7 @@ def _pieces(
 
 @dataclass
 class LinkCost:
-    """What a link adds to a step, for all widths.
+    """Costs that a link adds to a step, for all widths.
 
     Attributes:
         forward, backward: what it allocates (1), frees (-1) or only needs inside of an operator (0).
