@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ from wildflower.strategies.method import (
 from wildflower.strategies.params import CountOrZero, Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Loss, PureLoss, Regularizer, divergence
-from wildflower.strategies.submodel import SubModelMethod, by_exit, learned, require_exits, zeros
+from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, by_exit, learned, require_exits, zeros
 from wildflower.tasks.task import Task
 
 COPIES = 3  # of all parameters: what was received, the correction, and a gradient before there is one
@@ -131,6 +131,11 @@ class DepthFL(SubModelMethod[DepthFLParams]):
         require_exits("depthfl", setup.family)
         super().__init__(setup, params, by_exit(setup.family))
         self.h = zeros(learned(self.weights)) if params.alpha else {}
+
+    @override
+    @classmethod
+    def family_defaults(cls, params: DepthFLParams) -> dict[str, Any]:
+        return EARLY_EXITS
 
     @override
     @classmethod

@@ -7,7 +7,7 @@ level that it can afford, deeper exits counting for more; its early exits may al
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from wildflower.models.network import Network
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training, Traits
 from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
 from wildflower.strategies.shared_losses import Loss, PureLoss, divergence
-from wildflower.strategies.submodel import SubModelMethod, require_exits
+from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, require_exits
 from wildflower.tasks.task import Task
 
 PAPER_WIDTHS = (0.7, 0.7, 0.75, 1.0)  # of exits 1 to 4
@@ -89,6 +89,11 @@ class ScaleFL(SubModelMethod[ScaleFLParams]):
     def __init__(self, setup: Setup, params: ScaleFLParams) -> None:
         require_exits("scalefl", setup.family)
         super().__init__(setup, params, levels(setup.family, params.widths)[::-1])
+
+    @override
+    @classmethod
+    def family_defaults(cls, params: ScaleFLParams) -> dict[str, Any]:
+        return EARLY_EXITS
 
     @override
     @classmethod

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -43,7 +43,7 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import Loss, PureLoss
-from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
+from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, by_exit, require_exits
 from wildflower.tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -164,6 +164,11 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
     def client_step(self, order: Order) -> ClientStep:
         """The sum of the losses of all exits that the device has."""
         return SumOfExits()
+
+    @override
+    @classmethod
+    def family_defaults(cls, params: HypeMeFedParams) -> dict[str, Any]:
+        return EARLY_EXITS
 
     @override
     @classmethod
