@@ -32,6 +32,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters, with_weights
+from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError
@@ -113,8 +114,7 @@ class DeviceContext:
         self.place, self.device, self.wire = place, place.device, wire
         self.architecture = Architecture.from_json(order.architecture)
         family.validate(self.architecture)
-        self.sent = local.sent(family, self.architecture)
-        self.returned = local.returned(family, self.architecture)
+        self.sent, self.returned = tensor_sets_of(local, family, self.architecture)
         if order.digest != digest(self.sent, self.returned):
             raise MessageError(
                 f"device {order.device}: server and device disagree about the tensor sets of "
@@ -172,7 +172,8 @@ class DeviceContext:
         """See `wildflower.strategies.method.ClientContext`."""
         if weights is None:
             weights = self.family.build(self.architecture).state_dict()
-        return with_weights(self.family, self.architecture, {**weights, **self._frozen}).to(self.device)
+        model = with_weights(self.family, self.architecture, {**weights, **self._frozen})
+        return model if self.device.type == "cpu" else model.to(self.device)  # to go through all layers takes time
 
     def _frozen_tensors(self, arrays: list[bytes]) -> Weights:
         """Return what is frozen of the sub-model: out of the message, and kept from then on, or as it was kept."""

@@ -38,6 +38,7 @@ class _Pace:
 
 
 LEAST_MEASURED = 4  # of a kind, to train some in turn and some at once
+STACKED = 3  # times its price that a device may take in a stack: measured, 1.2 to 2.7
 MOST_FOUND = 64  # devices at once where no number was asked for
 _told: set[str] = set()  # what this process has said already
 _paces: dict[Hashable, _Pace] = {}
@@ -53,6 +54,7 @@ class _Work(threading.Thread, Generic[T]):
         self.result: T | None = None
         self.error: Exception | None = None
         self.loss: float | Exception = 0.0  # what came of it
+        self.at_once = 1
         self.draws: torch.Tensor
 
     def go_on(self) -> None:
@@ -91,19 +93,22 @@ class _Work(threading.Thread, Generic[T]):
         self.draws = draws(fit.device)
 
 
-def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> list[T | Exception]:
-    """Do some work whose trainings are done at once; return what comes of each, or why nothing does.
+def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> tuple[list[T | Exception], list[int]]:
+    """Do some work whose trainings are done at once.
 
     Args:
         name: what it is called where trainings cannot be done at once, which is told once.
         kind: what trainings have in common that take equally long; they are done as the first ones were done faster.
             None: at once.
+
+    Returns:
+        What comes of each, or why nothing does, and with how many it was trained at once, itself among them.
     """
     if len(works) == 1:
         try:
-            return [works[0](fit_here)]
+            return [works[0](fit_here)], [1]
         except Exception as error:
-            return [error]
+            return [error], [1]
     all_works = [_Work(work) for work in works]
     going: list[_Work[T]] = all_works
     while going:
@@ -117,7 +122,8 @@ def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> 
             _fit(waiting, name)
         else:
             _fit_faster(waiting, name, _paces.setdefault((kind, len(waiting).bit_length()), _Pace()))
-    return [work.result if work.error is None else work.error for work in all_works]  # type: ignore[misc]
+    found = [work.result if work.error is None else work.error for work in all_works]
+    return found, [work.at_once for work in all_works]  # type: ignore[return-value]
 
 
 def _fit(waiting: list[tuple[_Work[T], Fit]], name: str) -> None:
@@ -138,7 +144,7 @@ def _fit(waiting: list[tuple[_Work[T], Fit]], name: str) -> None:
             break
         else:
             for (work, _), loss, state in zip(waiting, losses, drawn, strict=True):
-                work.loss, work.draws = loss, state
+                work.loss, work.draws, work.at_once = loss, state, len(waiting)
             return
     _in_turn(waiting)
 
@@ -182,7 +188,7 @@ def number_at_once(asked: int | str, device: torch.device, price_bytes: int) -> 
         return 1
     free_bytes = probe_machine().memory_available_bytes if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     # Other workers share the machine.
-    return max(1, min(MOST_FOUND, int(free_bytes / 2 / max(1, price_bytes))))
+    return max(1, min(MOST_FOUND, int(free_bytes / 2 / max(1, STACKED * price_bytes))))
 
 
 def _tell(words: str) -> None:

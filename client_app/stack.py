@@ -69,7 +69,7 @@ class _Rows:
         if self.first.new_statistics:
             raise InTurn("batch norm's statistics begin as a mean over the first batches")
         # Of a network that is not of described layers nobody knows what it computes over all examples of a batch.
-        self.weighs = type(self.first.model) is Network and self.loss.task.sums_examples
+        self.weighs = type(self.first.model) is Network and self.loss.sums_examples
         # Of the batches that are computed: their rows and sizes, and the weights of their examples, under vmap.
         self.computed: list[int] = []
         self.sizes: list[int] = []
@@ -79,6 +79,8 @@ class _Rows:
         shapes = [{name: tensor.shape for name, tensor in table.items()} for table in tables]
         if any(other != shapes[0] for other in shapes):
             raise InTurn("the losses have tensors of different shapes")
+        # To look for them in every step takes a fifth of it.
+        self.ties = len(list(self.loss.named_parameters(remove_duplicate=False))) > len(list(self.loss.parameters()))
         places = {id(parameter): name for name, parameter in self.loss.named_parameters()}
         # As the model names them -> as the loss does.
         self.names = {name: places[id(each)] for name, each in trained_parameters(self.first.model).items()}
@@ -201,7 +203,7 @@ class _Rows:
     ) -> Tensor:
         self.weights = weights
         tensors = {**trained, **beside, **self.shared}
-        found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights))
+        found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights), tie_weights=self.ties)
         return found
 
     # What a step does beside
@@ -266,7 +268,7 @@ class _Rows:
         for row, fit in enumerate(self.fits):
             table = dict(fit.loss.named_parameters()) | dict(fit.loss.named_buffers())  # type: ignore[attr-defined]
             for name, value in self.whole.items():
-                table[name].data = value[row]
+                table[name].detach().copy_(value[row])
 
 
 def _pure(fit: Fit) -> PureLoss:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 RENEW_SECONDS = 20.0  # a claim that was renewed lasts for 60
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # Flower's own variable, in seconds
 
@@ -76,6 +76,8 @@ def _work(work: Callable[[str], None], token: str, starter: int) -> NoReturn:
     code = 1
     try:
         end_with(starter)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_NAME, b"flwr-clientapp")  # in lists of processes
         sys.argv = ["flwr-clientapp"]  # by which `wildflower.client_app.ending` knows such a process
         work(token)
         code = 0

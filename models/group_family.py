@@ -61,6 +61,15 @@ class GroupFamily(Family):
         widths = {group: kept_channels(full, rate) for group, full in self.groups.items()}
         return self.architecture(widths, without=list(self.segments)[exit:])
 
+    def first_layers(self, count: int) -> Architecture:
+        """Return the whole network but for the blocks of its one stack behind the first `count`."""
+        if len(self.stacks) != 1:
+            return super().first_layers(count)
+        [blocks] = self.stacks.values()
+        if not 1 <= count <= len(blocks):
+            raise ValueError(f"{self.name}: a network has 1 to {len(blocks)} blocks, not {count}")
+        return self.architecture(without=blocks[count:])
+
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Draw an exit, or a coin for every removable layer; kernels, and the width of every kept group (uniform)."""
         if len(self.segments) > 1:

@@ -202,6 +202,18 @@ def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
             )
 
 
+def check_ties(where: str, state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where tensors that travel share memory and are not one, such as a tensor and a view of it."""
+    seen: dict[int, str] = {}  # storage -> the name of its tensor
+    for name, tensor in state.items():
+        first = seen.setdefault(tensor.untyped_storage()._cdata, name)
+        if first != name:
+            raise ValueError(
+                f"{where}: {first} and {name} share memory, and are not one tensor: tie weights by giving a module "
+                "another one's parameter as it is"
+            )
+
+
 def _learned_in_classes(module: nn.Module) -> Iterator[str]:
     """Return the dotted names of parameters, and modules with some, that are attributes of the classes of a module."""
     for path, part in module.named_modules():

@@ -16,7 +16,7 @@ from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import check_cut
 from wildflower.models.cost import Cost
-from wildflower.models.held import check_held
+from wildflower.models.held import check_held, check_ties
 from wildflower.models.layers import make_static
 from wildflower.models.made import made_module
 from wildflower.models.module import ModuleFamily, meta_state
@@ -175,7 +175,7 @@ class Levels(ModuleFamily):
                 raise ValueError(f"{where} has no tensors to train")
             if whole := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
                 raise ValueError(f"{where}: {whole[0]} is {state[whole[0]].dtype}, and only floating point is learned")
-            _check_ties(where, state)
+            check_ties(where, state)
             check_held(
                 where, network.module if isinstance(network, AnyNetwork) else network, alone=len(self.levels) == 1
             )
@@ -201,17 +201,6 @@ def _check_norms(where: str, network: Network) -> None:
             raise ValueError(
                 f"{where}: {name} has momentum = None, which is a mean over all batches, and the number of batches "
                 "does not travel: give it a momentum, such as 0.1, or set family-arguments = \"norm = 'static'\""
-            )
-
-
-def _check_ties(where: str, state: Mapping[str, Tensor]) -> None:
-    seen: dict[int, str] = {}  # storage -> the name of its tensor
-    for name, tensor in state.items():
-        first = seen.setdefault(tensor.untyped_storage()._cdata, name)
-        if first != name:
-            raise ValueError(
-                f"{where}: {first} and {name} share memory, and are not one tensor: tie weights by giving a module "
-                "another one's parameter as it is"
             )
 
 

@@ -35,11 +35,13 @@ def with_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
         PluginError: a model of transformers has no `model`, or there is no such configuration.
     """
     found = dict(arguments)
+    if "graph" in found:
+        return found
     model, sizes = found.pop("model", ""), {name: found.pop(key) for key, name in SIZES.items() if key in found}
     where = str(found.get("function", ""))
     given = found.get("arguments", {})
     given = json.loads(given) if isinstance(given, str) else dict(given)
-    if "graph" in found or not where or CONFIG in given or not is_configured(function := named(where, nn.Module)):
+    if not where or CONFIG in given or not is_configured(function := named(where, nn.Module)):
         return found
     if not model:
         raise PluginError(
@@ -65,7 +67,8 @@ def with_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
             settings = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else str(model)).to_dict()
         except (OSError, ValueError) as error:
             raise PluginError(f"{where}: no configuration in {model}: {str(error).splitlines()[0]}") from None
-    return found | {"arguments": given | {CONFIG: _plain(settings)}}
+    pad_id = {} if settings.get("pad_token_id") is None else {"pad_id": settings["pad_token_id"]}
+    return found | pad_id | {"arguments": given | {CONFIG: _plain(settings)}}
 
 
 def made_from(function: Any, values: Mapping[str, Any], classes: int) -> nn.Module:
@@ -73,7 +76,8 @@ def made_from(function: Any, values: Mapping[str, Any], classes: int) -> nn.Modu
 
     Answers for every token are (batch, classes, positions), as losses want them.
     """
-    from transformers import AutoConfig
+    with needed("transformers", "a model of transformers"):
+        from transformers import AutoConfig
 
     settings = dict(values[CONFIG]) | {"num_labels": classes}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from wildflower.models.network import Network
 from wildflower.models.trace import built
+from wildflower.models.traced.operators import short_name
 
 INPUT, OUTPUT = "input", "output"
 # Functions whose result holds what their first argument does, in another place, order or type.
@@ -89,7 +90,10 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        called = (resolve_name(func) or getattr(func, "__name__", "function")).rpartition(".")[2]
+        if isinstance(func, torch._ops.OpOverload):  # of a module that was cut by itself, such as mean.dim
+            called = short_name(func)
+        else:
+            called = (resolve_name(func) or getattr(func, "__name__", "function")).rpartition(".")[2]
         read = _tensors((args, kwargs or {}))
         made = _tensors(result)
         in_place = called == "__setitem__" or (called.endswith("_") and not called.endswith("__"))

@@ -366,12 +366,6 @@ class Transformer(BlockFamily):
         wanted = math.ceil(round(rate * self.depth, 9))
         return self.first_layers(next(depth for depth in self.depths if depth >= wanted)) if self.depths else found
 
-    def first_layers(self, count: int) -> Architecture:
-        """Return the network of the first `count` blocks."""
-        if not 1 <= count <= self.depth:
-            raise ValueError(f"{self.name}: a network has 1 to {self.depth} blocks, not {count}")
-        return self.architecture(without=self.block_names[count:])
-
     def encoder(self, arch: Architecture, *, norm_first: bool) -> list[Block]:
         """Return the kept blocks, two residual ones for each: attention, then MLP.
 

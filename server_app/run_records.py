@@ -163,6 +163,7 @@ class DeviceRecord(Record):
     training_flops: Count | None = None  # of one example, by the price
     measured_memory_bytes: Bytes | None
     seconds: Seconds | None
+    at_once: Annotated[int, Field(ge=1)] = 1  # devices of its worker that were trained at once, itself among them
     simulated_seconds: Seconds | None
     examples: Count | None
     loss: float | None

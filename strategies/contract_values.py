@@ -51,7 +51,7 @@ class Order:
     Attributes:
         place: 0 for the architecture of `Method.assign`, then those of `Method.extra_architectures`.
         after: the place of an earlier order of the device, whose trained model this one reads
-        (`ClientContext.earlier`).
+            (`ClientContext.earlier`).
     """
 
     device: int

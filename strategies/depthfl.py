@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,9 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import CountOrZero, Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
-from wildflower.strategies.shared_losses import Loss, Regularizer, divergence
-from wildflower.strategies.submodel import SubModelMethod, by_exit, learned, require_exits, zeros
+from wildflower.strategies.shared_losses import Loss, PureLoss, Regularizer, divergence
+from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, by_exit, learned, require_exits, zeros
+from wildflower.tasks.task import Task
 
 COPIES = 3  # of all parameters: what was received, the correction, and a gradient before there is one
 
@@ -68,15 +69,15 @@ class MutualLearningOfExits(Training):
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The sum over exits, which also learn from each other."""
 
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            exits = [F.log_softmax(logits, dim=1) for logits in model.exits(inputs)]
-            own = torch.stack([F.nll_loss(exit, labels) for exit in exits]).sum()
-            if len(exits) == 1:
-                return own
-            pairs = [divergence(other.detach(), exit) for other, exit in itertools.permutations(exits, 2)]
-            return own + self.weight / (len(exits) - 1) * torch.stack(pairs).sum()
+        return PureLoss(context.task, model, self._of_exits)
 
-        return loss
+    def _of_exits(self, task: Task, model: Network, inputs: Tensor, labels: Tensor) -> Tensor:
+        exits = [F.log_softmax(logits, dim=1) for logits in model.exits(inputs)]
+        own = torch.stack([F.nll_loss(exit, labels) for exit in exits]).sum()
+        if len(exits) == 1:
+            return own
+        pairs = [divergence(other.detach(), exit) for other, exit in itertools.permutations(exits, 2)]
+        return own + self.weight / (len(exits) - 1) * torch.stack(pairs).sum()
 
     def train(self, context: ClientContext) -> Answer:
         """Train; with alpha under FedDyn's regularizer, whose correction the device keeps."""
@@ -130,6 +131,11 @@ class DepthFL(SubModelMethod[DepthFLParams]):
         require_exits("depthfl", setup.family)
         super().__init__(setup, params, by_exit(setup.family))
         self.h = zeros(learned(self.weights)) if params.alpha else {}
+
+    @override
+    @classmethod
+    def family_defaults(cls, params: DepthFLParams) -> dict[str, Any]:
+        return EARLY_EXITS
 
     @override
     @classmethod

@@ -20,6 +20,7 @@ class Noise:
     """
 
     def __init__(self, family: Family, weights: Weights) -> None:
+        self._token = int(getattr(family, "pad_id", None) == 0)  # any but that of padding, which nothing attends to
         modules = family.without_memory(family.full()).named_modules()
         self._embedding = next((name for name, module in modules if isinstance(module, nn.Embedding)), None)
         self._shape, self._mean, self._spread = family.input_shape, torch.zeros(()), torch.ones(())
@@ -42,7 +43,7 @@ class Noise:
         def compute(noise: Tensor) -> Tensor:
             hook = embedding.register_forward_hook(lambda *_: noise[..., channels])
             try:
-                return model(torch.zeros(noise.shape[:2], dtype=torch.int64, device=noise.device))
+                return model(torch.full(noise.shape[:2], self._token, device=noise.device))
             finally:
                 hook.remove()
 

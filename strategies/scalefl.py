@@ -7,7 +7,7 @@ level that it can afford, deeper exits counting for more; its early exits may al
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,9 @@ from wildflower.models.family import Family
 from wildflower.models.network import Network
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training, Traits
 from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
-from wildflower.strategies.shared_losses import Loss, divergence
-from wildflower.strategies.submodel import SubModelMethod, require_exits
+from wildflower.strategies.shared_losses import Loss, PureLoss, divergence
+from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, require_exits
+from wildflower.tasks.task import Task
 
 PAPER_WIDTHS = (0.7, 0.7, 0.75, 1.0)  # of exits 1 to 4
 QUIET_SHARE = 0.25  # of the rounds, in which exits do not learn from the last one yet
@@ -46,17 +47,17 @@ class WeightedExits(Training):
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The weighted sum over exits."""
 
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            exits = model.exits(inputs)
-            terms = [context.task.loss(logits, labels) for logits in exits]
-            if self.gamma:
-                *early, last = [F.log_softmax(logits / self.temperature, dim=1) for logits in exits]
-                for number, exit in enumerate(early):
-                    terms[number] = terms[number] + self.gamma * self.temperature**2 * divergence(last, exit)
-            total = torch.stack([number * term for number, term in enumerate(terms, start=1)]).sum()
-            return total / (len(exits) * (len(exits) + 1) / 2)
+        return PureLoss(context.task, model, self._of_exits)
 
-        return loss
+    def _of_exits(self, task: Task, model: Network, inputs: Tensor, labels: Tensor) -> Tensor:
+        exits = model.exits(inputs)
+        terms = [task.loss(logits, labels) for logits in exits]
+        if self.gamma:
+            *early, last = [F.log_softmax(logits / self.temperature, dim=1) for logits in exits]
+            for number, exit in enumerate(early):
+                terms[number] = terms[number] + self.gamma * self.temperature**2 * divergence(last, exit)
+        total = torch.stack([number * term for number, term in enumerate(terms, start=1)]).sum()
+        return total / (len(exits) * (len(exits) + 1) / 2)
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -88,6 +89,11 @@ class ScaleFL(SubModelMethod[ScaleFLParams]):
     def __init__(self, setup: Setup, params: ScaleFLParams) -> None:
         require_exits("scalefl", setup.family)
         super().__init__(setup, params, levels(setup.family, params.widths)[::-1])
+
+    @override
+    @classmethod
+    def family_defaults(cls, params: ScaleFLParams) -> dict[str, Any]:
+        return EARLY_EXITS
 
     @override
     @classmethod

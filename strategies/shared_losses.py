@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,10 +14,11 @@ from wildflower.tasks.task import Task
 # (inputs, labels) -> mean loss of the batch, still to be differentiated; what it differentiated itself is in `.grad`.
 # It is called once per step, or once for each micro-batch of it, between the zeroing of the gradients and their use.
 Loss = Callable[[Tensor, Tensor], Tensor]
+N = TypeVar("N", bound=nn.Module)
 
 
-class PureLoss(nn.Module):
-    """The task's loss of a model's outputs, as a function of its own tensors and the batch alone.
+class PureLoss(nn.Module, Generic[N]):
+    """A loss as a function of its own tensors and the batch alone: the task's of a model's outputs, or another one.
 
     Such losses of several devices can be computed at once (`wildflower.client_app.stack`). What differs between devices
     of one architecture and client step is in its parameters and buffers, those of `outputs` among them.
@@ -24,14 +26,25 @@ class PureLoss(nn.Module):
     Args:
         task: the device's.
         outputs: the model, or a module around it.
+        criterion: of task, `outputs`, inputs and labels, in place of the task's loss; it reads nothing else that
+            differs between devices, and keeps nothing.
     """
 
-    def __init__(self, task: Task, outputs: nn.Module) -> None:
+    def __init__(
+        self, task: Task, outputs: N, criterion: Callable[[Task, N, Tensor, Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self.task, self.outputs = task, outputs
+        self.task, self.outputs, self.criterion = task, outputs, criterion
+
+    @property
+    def sums_examples(self) -> bool:
+        """Say whether it is the mean of its examples' losses, so that it can be given weights."""
+        return self.criterion is None and self.task.sums_examples
 
     def forward(self, inputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch, or with weights (batch,) the weighted sum of its examples' losses."""
+        if self.criterion is not None:
+            return self.criterion(self.task, self.outputs, inputs, labels)
         outputs = self.outputs(inputs)
         if weights is None:
             return self.task.loss(outputs, labels)

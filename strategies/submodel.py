@@ -214,11 +214,16 @@ def by_depth(family: Family) -> list[Architecture]:
     return [family.first_layers(count) for count in counts]
 
 
+EARLY_EXITS = {"early_exits": True}  # by default, of families that can find places for them
+
+
 def require_exits(method: str, family: Family) -> None:
     """Raise ValueError where a method that trains exits is given a family that has one only."""
     if len(family.segments) < 2:
         arguments = {field.name for field in fields(family)}
-        if "early_exits" in arguments:
+        if {"early_exits", "keep"} <= arguments:
+            how = "name parts of the module in family-arguments, such as \"exits = ['layer1', 'layer2']\""
+        elif "early_exits" in arguments:
             how = "set family-arguments, such as 'depths = [2, 4, 6], early_exits = true'"
         elif "exits" in arguments:
             how = "set family-arguments, such as 'exits = [1, 2, 3]'"

@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "feddf": {"public.examples": 40, "ensemble.steps": 4},
     "rafl": {"rafl.searcher": "pool"},
     "hypemefed": {"hypemefed.epochs": 1},
+    "model-search": {"distillation.steps": 2},
 }
 Cells = Mapping[str, Mapping[str, str]]  # model -> method -> "yes", or why not
 
@@ -68,7 +69,7 @@ def page(cells: Cells) -> str:
             why = found[method].replace(f"{method} ", "it ", 1)
             row.append(YES if why == YES else f"no ({reasons.setdefault(why, str(len(reasons) + 1))})")
         rows.append([f"[{method}]({method}.md)", *row])
-    told = "\n".join(f"{number}. {why}" for why, number in reasons.items())
+    told = "\n".join(f"{number}. `{why.replace('`', chr(39))}`" for why, number in reasons.items())
     return markdown(["method", *(f"`{model}`" for model in cells)], rows) + (f"\n\n{told}" if told else "")
 
 

@@ -206,11 +206,11 @@ def mlp(classes: int) -> nn.Module:
 
 
 def mobilenet_v2_on_gray(classes: int) -> nn.Module:
-    """Return the whole MobileNetV2, with torchvision's names of tensors, which sees gray images at 48 x 48."""
+    """Return the whole MobileNetV2, with torchvision's names of tensors, which sees gray images at 32 x 32."""
 
     class Gray(_torchvision().MobileNetV2):  # type: ignore[misc]
         def forward(self, images: Tensor) -> Tensor:
-            answer: Tensor = super().forward(seen(images, 48))
+            answer: Tensor = super().forward(seen(images, 32))
             return answer
 
     return Gray(num_classes=classes)

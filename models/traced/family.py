@@ -23,8 +23,9 @@ from wildflower.models.made import made_module
 from wildflower.models.network import Network
 from wildflower.models.of_transformers import SIZES, with_settings
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
+from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
-from wildflower.models.traced.program import Program
+from wildflower.models.traced.program import Program, drawn
 
 if TYPE_CHECKING:
     from wildflower.models.trace import Step
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 PRECISION = 0.01
-NAME = "traced"
+NAME = "your module"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,13 @@ class Traced(GroupFamily):
     norm: batch norms are those of the module ("batch"), or keep no running statistics ("static").
     scaler: whether results of cut layers are divided by the kept share of their channels (HeteroFL).
     keep: parts whose channels are never cut.
-    model, vocabulary, pad_id: of a class of `transformers`, the settings of its configuration, and what the task says
-        of its tokens (`of_transformers.with_settings`); they are among the `arguments` of a family that was made.
+    together: patterns of names of groups that become one, such as "layer1.*", where they have one size.
+    depth: patterns of names of blocks that may be left out, by default of all but the first of a stack.
+    exits: parts of the module behind which there are early exits.
+    early_exits: whether there are where it seems right, if none are named.
+    model, vocabulary: of a class of `transformers`, the settings of its configuration, and how many tokens the task has
+        (`of_transformers.with_settings`); they are among the `arguments` of a family that was made.
+    pad_id: the token that such a model leaves out.
     """
 
     name: ClassVar[str] = NAME
@@ -59,6 +65,10 @@ class Traced(GroupFamily):
     norm: str = "batch"
     scaler: bool = False
     keep: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    depth: tuple[str, ...] = ("*",)
+    exits: tuple[str, ...] = ()
+    early_exits: bool = False
     graph: str = ""
     model: str = ""
     vocabulary: int | None = None
@@ -92,7 +102,7 @@ class Traced(GroupFamily):
     @override
     def spec(self) -> dict[str, Any]:
         spec = super().spec() | {"arguments": json.loads(self.arguments)}
-        return {key: value for key, value in spec.items() if key not in ("model", *SIZES)}
+        return {key: value for key, value in spec.items() if key not in ("model", *SIZES) or value not in ("", None)}
 
     @property
     def input_dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -113,14 +123,27 @@ class Traced(GroupFamily):
     # Architectures
 
     @property
+    def cuts(self) -> Cuts:
+        """The user's own words on how the module is cut."""
+        return Cuts(self.keep, self.together, self.depth, self.exits, self.early_exits)
+
+    @property
     @override
     def groups(self) -> Mapping[str, int]:
         return self.read.groups
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """Residual branches that an architecture may leave out."""
+        """Blocks that an architecture may leave out; of a family with several exits the segments behind the first."""
+        if len(self.segments) > 1:
+            return dict(list(self.segments.items())[1:])
         return {block: tuple(groups) for block, groups in self.read.blocks.items()}
+
+    @cached_property
+    def segments(self) -> Mapping[str, tuple[str, ...]]:
+        """The groups from one exit to the next."""
+        exits = {name: tuple(exit.groups) for name, exit in self.read.exits.items()}
+        return exits or {"head": tuple(self.groups)}
 
     @property
     @override
@@ -151,7 +174,12 @@ class Traced(GroupFamily):
     @override
     def initial(self) -> dict[str, Tensor]:
         own = self.own().state_dict(keep_vars=True)
-        return {name: own[name].detach().clone() for name in self.tensors(self.full())}
+        found = {}
+        for name, spec in self.tensors(self.full()).items():
+            head = name not in own  # of an early exit, which the module has not
+            value = drawn(self.read.state[name], spec.shape, torch.get_default_device()) if head else own[name]
+            found[name] = value.detach().clone()
+        return found
 
     def own(self) -> nn.Module:
         """Return the user's module, whose weights its constructor draws by torch's generator; a server has it."""
@@ -256,6 +284,8 @@ def _recorded(family: Traced, left_out: tuple[int, ...], batch_size: int, *, acc
         accumulates=accumulates,
     )
     full = [0 if number in left_out else size for number, size in enumerate(family.groups.values())]
+    if left_out:  # which are alike the whole
+        return found if _recorded(family, (), batch_size, accumulates=accumulates) else None
     true = _followed(family, Architecture(tuple(full)), batch_size, accumulates=accumulates)
     mine = found.at(full, {}, [])
     close = all(abs(a - b) <= PRECISION * b for a, b in ((mine.peak_bytes, true.peak_bytes), (mine.flops, true.flops)))

@@ -116,6 +116,18 @@ class Operation(_Read):
     scaled: list[list[int]] | None = None
 
 
+class Exit(_Read):
+    """A head of a graph with several.
+
+    Attributes:
+        groups: of what it is behind, and no head in front of it; they are 0 where a sub-model ends in front of it.
+        answers: the nodes of its answer in training and in evaluation.
+    """
+
+    groups: list[Name] = Field(min_length=1)
+    answers: list[Annotated[int, Field(ge=0)]] = Field(min_length=2, max_length=2)
+
+
 class Graph(_Read):
     """A module's computation, and how it is cut.
 
@@ -126,7 +138,8 @@ class Graph(_Read):
         training, evaluation: the nodes of both modes; the last one's result is the answer.
         blocks: what may be left out: name -> the groups inside, which are then 0.
         bypassed: of each block its result and what stands for that if it is left out, as nodes of both modes.
-        stacks: blocks alike, in order: name -> names.
+        stacks: blocks alike, in order, those that always stay too: name -> names.
+        exits: heads from the shallowest to the last, whose answers are the graph's; empty where there is one alone.
     """
 
     groups: dict[Name, Count]
@@ -138,6 +151,7 @@ class Graph(_Read):
     blocks: dict[Name, list[Name]] = {}
     bypassed: dict[Name, list[list[int]]] = {}
     stacks: dict[Name, list[Name]] = {}
+    exits: dict[Name, Exit] = {}
 
     def size(self, size: Size, kept: Sequence[int], batch: int = 1) -> int:
         """Return a size where `kept` has the channels of every group."""
@@ -304,8 +318,11 @@ def _check_blocks(graph: Graph) -> None:
             len(pair) == 2 and -1 <= pair[1] < pair[0] < count for pair, count in zip(modes, counts, strict=True)
         ):
             raise ValueError(f"the graph of a model: {block} is bypassed by nodes that are not in front of it")
-    if unknown := {block for blocks in graph.stacks.values() for block in blocks} - graph.blocks.keys():
-        raise ValueError(f"the graph of a model: the block {min(unknown)} of a stack is missing")
+    for name, exit in graph.exits.items():
+        if any(group not in graph.groups for group in exit.groups):
+            raise ValueError(f"the graph of a model: the exit {name} has groups that are missing")
+        if exit.answers[0] >= len(graph.training) or exit.answers[1] >= len(graph.evaluation):
+            raise ValueError(f"the graph of a model: the exit {name} answers by nodes that are missing")
 
 
 def _dtype(name: object) -> torch.dtype:

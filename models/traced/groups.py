@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
+from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of, unify
 from wildflower.models.traced.propagation import Layouts, Propagation
 
 INNER = "it lies inside of another dimension that is cut"
@@ -29,24 +30,24 @@ class Group:
     tensors: list[tuple[str, int]] = field(default_factory=list)
 
 
-def groups_of(found: Propagation, parameters: Sequence[str], keep: Sequence[str]) -> list[Group]:
+def groups_of(
+    found: Propagation, parameters: Sequence[str], keep: Sequence[str], together: Sequence[str] = ()
+) -> list[Group]:
     """Return the groups in the order in which the module's parameters come; all else is pinned then.
 
     Args:
         parameters: names of tensors that are trained.
         keep: parts of the module whose channels are not cut.
+        together: patterns of names of groups; those of one size that one of them fits become one.
     """
     _pin_inner(found)
-    groups: dict[Atom, Group] = {}
-    for name in (*parameters, *(other for other in found.state if other not in set(parameters))):
-        for dimension, layout in enumerate(found.state.get(name, ())):
-            for atom in _free(layout):
-                if atom not in groups:
-                    if name not in parameters:
-                        continue
-                    groups[atom] = Group(_name(name, groups.values()), atom.size, atom)
-                if (name, dimension) not in groups[atom].tensors:
-                    groups[atom].tensors.append((name, dimension))
+    groups = _free_groups(found, parameters)
+    for pattern in together:
+        first: dict[int, Atom] = {}
+        for group in groups.values():
+            if fnmatchcase(group.name, pattern):
+                unify(((first.setdefault(group.size, group.atom),),), ((group.atom,),))
+        groups = _free_groups(found, parameters)
     kept = {
         atom: part
         for atom, group in groups.items()
@@ -62,6 +63,20 @@ def groups_of(found: Propagation, parameters: Sequence[str], keep: Sequence[str]
                 if atom not in groups:
                     atom.pinned = NO_TENSOR
     return list(groups.values())
+
+
+def _free_groups(found: Propagation, parameters: Sequence[str]) -> dict[Atom, Group]:
+    groups: dict[Atom, Group] = {}
+    for name in (*parameters, *(other for other in found.state if other not in set(parameters))):
+        for dimension, layout in enumerate(found.state.get(name, ())):
+            for atom in _free(layout):
+                if atom not in groups:
+                    if name not in parameters:
+                        continue
+                    groups[atom] = Group(_name(name, groups.values()), atom.size, atom)
+                if (name, dimension) not in groups[atom].tensors:
+                    groups[atom].tensors.append((name, dimension))
+    return groups
 
 
 def _name(tensor: str, groups: Iterable[Group]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -12,15 +13,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from wildflower.models.any_network import changed_input
-from wildflower.models.held import check_held
+from wildflower.models.held import check_held, check_ties
 from wildflower.models.made import made_module
+from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.graph import Graph, write_graph
-from wildflower.models.traced.program import Program
+from wildflower.models.traced.program import Program, drawn
 from wildflower.models.traced.tracing import WHOLE
 from wildflower.models.traced.writing import Written
 from wildflower.plugins.draws import same_draws
-from wildflower.plugins.reference import PluginError
+from wildflower.plugins.reference import PluginError, one_sentence
 
+log = logging.getLogger("flwr")  # what Flower's own log is called
 MOST_PINNED = 0.5  # of the parameters, where a module is called one that can be cut
 SHOWN = 3
 TRIED = (3, 2)  # examples of the batches on which graph and module must agree
@@ -35,24 +38,32 @@ def graph_of(arguments: Mapping[str, Any]) -> str:
         tuple(arguments["input_shape"]),
         int(arguments.get("classes", 10)),
         bool(arguments.get("tokens", False)),
-        tuple(arguments.get("keep", ())),
+        Cuts(**{key: arguments[key] for key in Cuts._fields if key in arguments}),
     )
     return write_graph(written.graph)
 
 
 @lru_cache(maxsize=16)
 def written_module(
-    function: str, arguments: str, input_shape: tuple[int, ...], classes: int, tokens: bool, keep: tuple[str, ...]
+    function: str, arguments: str, input_shape: tuple[int, ...], classes: int, tokens: bool, cuts: Cuts
 ) -> Written:
     """Return a user's module as a graph, with what only a server knows of it; PluginError if that is impossible."""
     with same_draws():
         module = made_module(function, json.loads(arguments), input_shape, classes)
         check_held(function, module, alone=True)
+        check_ties(function, dict(module.named_parameters()) | dict(module.named_buffers()))
         dtype = torch.int64 if tokens else torch.float32
-        written = Written(function, module, input_shape, dtype, keep)
+        written = Written(function, module, input_shape, dtype, cuts)
         _check_answer(function, written, classes)
         _check_cut(function, written)
         _check_same(function, module, written.graph, input_shape, dtype)
+        try:
+            _check_shortened(function, written.graph, input_shape, dtype)
+        except PluginError as error:
+            if written.graph.exits or cuts.depth != Cuts().depth:
+                raise
+            log.warning("All blocks of %s stay: %s", function, error)
+            written.graph = written.graph.model_copy(update={"blocks": {}, "bypassed": {}, "stacks": {}})
     return written
 
 
@@ -83,7 +94,8 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
     """Raise PluginError unless the graph answers as the module does, in both modes, with the same gradients."""
     program = Program(graph, list(graph.groups.values()), without_memory=True)
     names = program.state_dict()
-    own = module.state_dict()
+    own = {name: drawn(graph.state[name], tensor.shape, torch.device("cpu")) for name, tensor in names.items()}
+    own |= module.state_dict()
     program.load_state_dict({name: own[name].clone() for name in names}, assign=True)
     generator = torch.Generator().manual_seed(0)
     for training in (False, True):
@@ -103,7 +115,7 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
             answer.float().square().mean().backward()
     theirs = {name: parameter.grad for name, parameter in module.named_parameters(remove_duplicate=False)}
     for name, parameter in program.named_parameters():
-        mine, other = parameter.grad, theirs[name]
+        mine, other = parameter.grad, theirs.get(name)
         if (mine is None) != (other is None):
             raise PluginError(
                 f"{where}: {name} {'has no' if other is None else 'has a'} gradient in the module, and its graph is "
@@ -111,6 +123,44 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
             )
         if mine is not None and other is not None:
             _compare(where, f"gradients of {name}", other, mine, training=True)
+
+
+def _check_shortened(where: str, graph: Graph, input_shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise PluginError unless networks answer and have gradients that lack blocks, or all behind an exit.
+
+    Tried are one channel in every group without one block of each stack, and without all; or with each exit as the end.
+    """
+    parts = {name: exit.groups for name, exit in list(graph.exits.items())[1:]} or graph.blocks
+    names = list(parts)
+    first = [[next(name for name in stack if name in parts)] for stack in graph.stacks.values()]
+    tried = [names[number:] for number in range(len(names))] if graph.exits else [*first, names]
+    lacking = _without_gradients(where, graph, (), input_shape, dtype) if names else set()
+    for without in filter(None, tried):
+        groups = [group for name in without for group in parts[name]]
+        if missing := _without_gradients(where, graph, groups, input_shape, dtype) - lacking:
+            raise PluginError(
+                f"{where}: without {', '.join(without)} there is no gradient of {min(missing)}: let them stay by "
+                "depth = [], or name other exits"
+            )
+
+
+def _without_gradients(
+    where: str, graph: Graph, left_out: Collection[str], input_shape: tuple[int, ...], dtype: torch.dtype
+) -> set[str]:
+    """Return the parameters without gradients where some groups are 0 and the others 1; PluginError if it fails."""
+    network = Program(graph, [int(group not in left_out) for group in graph.groups])
+    inputs = inputs_like((TRIED[0], *input_shape), dtype, torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            network.eval()(inputs)
+        answers = network.train().exits(inputs)
+        torch.stack([answer.float().square().mean() for answer in answers]).sum().backward()
+    except (RuntimeError, ValueError) as error:
+        raise PluginError(
+            f"{where}: without {', '.join(left_out)} it cannot be computed: {one_sentence(error)}. Let these blocks "
+            "stay by depth = [], or name other exits"
+        ) from error
+    return {name for name, tensor in network.named_parameters() if tensor.requires_grad and tensor.grad is None}
 
 
 def answer_of(network: nn.Module, inputs: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def own_module(family: Traced, arch: Architecture, network: Program) -> nn.Modul
     """
     try:
         written = written_module(
-            family.function, family.arguments, family.input_shape, family.classes, family.tokens, family.keep
+            family.function, family.arguments, family.input_shape, family.classes, family.tokens, family.cuts
         )
         made = family.own()
     except PluginError as error:

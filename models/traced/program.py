@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,12 +93,12 @@ class _Step:
 
 @dataclass
 class _Steps:
-    """The steps of a mode: which tensors are put into which registers first, and where the answer is at the end."""
+    """The steps of a mode: which tensors are put into which registers first, and where the answers are at the end."""
 
     steps: list[_Step]
     tensors: list[tuple[int, Mapping[str, Any], str]]
     registers: int
-    answer: int
+    answers: list[int]
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,18 @@ class Program(Network):
         self._graph, self._kept = graph, tuple(kept)
         self._static, self._scaler = static, scaler
         self._norms = _norms(graph)
+        self._tables = _tables(graph)
         numbers = {group: number for number, group in enumerate(graph.groups)}
         self._left_out = [block for block, groups in graph.blocks.items() if not kept[numbers[groups[0]]]]
+        last = [len(graph.training) - 1, len(graph.evaluation) - 1]
+        heads = [exit.answers for exit in graph.exits.values() if kept[numbers[exit.groups[0]]]] or [last]
+        # Of each mode the nodes of all answers, the deepest last.
+        self._answers = {True: [head[0] for head in heads], False: [head[1] for head in heads]}
         self._make_tensors(torch.device("meta") if without_memory else torch.get_default_device())
-        self._programs = {training: self._compile(training) for training in (True, False)}
+        self._programs = {training: self._compile(training, self._answers[training][-1:]) for training in (True, False)}
+        self._all = self._programs
+        if len(heads) > 1:
+            self._all = {training: self._compile(training, self._answers[training]) for training in (True, False)}
 
     def _make_tensors(self, device: torch.device) -> None:
         used = self._used()
@@ -166,8 +174,10 @@ class Program(Network):
                 continue
             if (path := name.rpartition(".")[0]) in norms:
                 self._make_norm(norms[path])
+            elif name in self._tables:
+                self._make_table(name)
             owner, own = self._owner(name)
-            value = _drawn(spec, self._graph.shape(spec, self._kept), device)
+            value = drawn(spec, self._graph.shape(spec, self._kept), device)
             if spec.kind == "buffer":
                 owner.register_buffer(own, value)
             else:
@@ -189,6 +199,13 @@ class Program(Network):
         [made.num_features] = self._graph.shape(self._graph.state[f"{norm.path}.running_mean"], self._kept)
         owner.add_module(own, made)
 
+    def _make_table(self, name: str) -> None:
+        owner, own = self._owner(name.rpartition(".")[0])
+        if own not in owner._modules:
+            rows, channels = self._graph.shape(self._graph.state[name], self._kept)
+            with torch.device("meta"):  # its table is that of the state
+                owner.add_module(own, nn.Embedding(rows, channels, self._tables[name]))
+
     def _owner(self, name: str) -> tuple[nn.Module, str]:
         """Return the part that a tensor or a norm belongs to, made if it is missing, and its name there."""
         owner: nn.Module = self
@@ -203,7 +220,7 @@ class Program(Network):
         """Return the names of tensors that some node reads which is computed."""
         found: set[str] = set()
         for training in (True, False):
-            nodes, (alive, standing) = self._nodes(training), self._alive(training)
+            nodes, (alive, standing) = self._nodes(training), self._alive(training, self._answers[training])
             for number in alive - standing.keys():
                 found |= {value["t"] for value in _objects(nodes[number]) if "t" in value}
         return found
@@ -211,15 +228,15 @@ class Program(Network):
     def _nodes(self, training: bool) -> list[Operation]:
         return self._graph.training if training else self._graph.evaluation
 
-    def _alive(self, training: bool) -> tuple[set[int], dict[int, int]]:
-        """Return the nodes on which the answer depends, and in whose place others stand, as blocks are left out."""
+    def _alive(self, training: bool, answers: list[int]) -> tuple[set[int], dict[int, int]]:
+        """Return the nodes on which answers depend, and in whose place others stand, as blocks are left out."""
         nodes = self._nodes(training)
         pairs = [self._graph.bypassed[block][0 if training else 1] for block in self._left_out]
         standing = {result: before for result, before in pairs}
-        if not standing:
+        if not standing and not self._graph.exits:
             return set(range(len(nodes))), {}
         alive: set[int] = set()
-        wanted = [len(nodes) - 1]
+        wanted = [*answers]
         while wanted:
             number = wanted.pop()
             if number >= 0 and number not in alive:
@@ -230,8 +247,8 @@ class Program(Network):
 
     # Steps
 
-    def _compile(self, training: bool) -> _Steps:
-        nodes, (alive, standing) = self._nodes(training), self._alive(training)
+    def _compile(self, training: bool, answers: list[int]) -> _Steps:
+        nodes, (alive, standing) = self._nodes(training), self._alive(training, answers)
         names = [v["t"] for n in sorted(alive - standing.keys()) for v in self._read(nodes[n]) if "t" in v]
         # Of a node, or of a tensor by its name, the register.
         places: dict[str | int, int] = {name: len(nodes) + i for i, name in enumerate(dict.fromkeys(names))}
@@ -244,19 +261,26 @@ class Program(Network):
                 steps.append(self._step(number, node, places))
                 if (share := self.scale(node)) != 1:
                     steps.append(_Step(torch.ops.aten.div.Scalar, number, [None, share], registers=[(0, number)]))
-        answer = places[len(nodes) - 1]
-        _drop_unread(steps, answer, len(nodes))
+        registers = [places[number] for number in answers]
+        _drop_unread(steps, registers, len(nodes))
         tensors: list[tuple[int, Mapping[str, Any], str]] = []
         for name, register in places.items():
             if isinstance(name, str):
                 owner, own = self._owner(name)
                 tensors.append((register, owner._parameters if own in owner._parameters else owner._buffers, own))
-        return _Steps(steps, tensors, len(nodes) + len(tensors) + 1, answer)
+        return _Steps(steps, tensors, len(nodes) + len(tensors) + 1, registers)
 
     def _step(self, number: int, node: Operation, places: Mapping[str | int, int]) -> _Step:
         if node.op == "batch_norm.default" and (norm := self._norms.get(_statistic(node))) is not None:
             module = self.get_submodule(norm.path)
             return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
+        if (
+            node.op == "embedding.default"
+            and isinstance(table := node.args[0], dict)
+            and table.get("t") in self._tables
+        ):
+            module, inputs = self.get_submodule(table["t"].rpartition(".")[0]), self._value(node.args[1], places)
+            return _Step(module, number, [None], registers=[(0, inputs.number)])
         step = _Step(operator.getitem if node.op == GETITEM else operator_named(node.op), number)
         keys: list[int | str] = [*range(len(node.args)), *node.kwargs]
         for key, given in zip(keys, (*node.args, *node.kwargs.values()), strict=True):
@@ -312,7 +336,15 @@ class Program(Network):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        program, batch = self._programs[self.training], x.shape[0]
+        return self._run(self._programs[self.training], x)[0]
+
+    @override
+    def exits(self, x: Tensor) -> list[Tensor]:
+        return self._run(self._all[self.training], x)
+
+    def _run(self, program: _Steps, x: Tensor) -> list[Tensor]:
+        """Return the answers of a program."""
+        batch = x.shape[0]
         values: list[Any] = [None] * program.registers
         for register, table, name in program.tensors:
             values[register] = table[name]
@@ -321,12 +353,7 @@ class Program(Network):
             values[step.result] = step.call(values, batch)
             for register in step.dropped:
                 values[register] = None
-        answer: Tensor = values[program.answer]
-        return answer
-
-    @override
-    def exits(self, x: Tensor) -> list[Tensor]:
-        return [self(x)]
+        return [values[register] for register in program.answers]
 
 
 def _made(value: Any, values: Sequence[Any], batch: int) -> Any:
@@ -353,7 +380,7 @@ def _registers_in(value: Any) -> Iterator[int]:
             yield from _registers_in(inner)
 
 
-def _drop_unread(steps: Sequence[_Step], answer: int, nodes: int) -> None:
+def _drop_unread(steps: Sequence[_Step], answers: Collection[int], nodes: int) -> None:
     """Let every step drop the results of nodes that no later one reads."""
     last: dict[int, _Step] = {}
     for step in steps:
@@ -361,7 +388,7 @@ def _drop_unread(steps: Sequence[_Step], answer: int, nodes: int) -> None:
             if 0 <= register < nodes:
                 last[register] = step
     for register, step in last.items():
-        if register != answer:
+        if register not in answers:
             step.dropped.append(register)
 
 
@@ -396,13 +423,26 @@ def _norms(graph: Graph) -> dict[str, _BatchNormOf]:
     return found
 
 
+def _tables(graph: Graph) -> dict[str, int | None]:
+    """Return the tables that modules of embeddings look up, by their names, and the row of each that is not trained."""
+    found: dict[str, int | None] = {}
+    for node in (*graph.training, *graph.evaluation):
+        name = node.args[0].get("t", "") if node.op == "embedding.default" and isinstance(node.args[0], dict) else ""
+        rest = node.args[2:]
+        if name.endswith(".weight") and name in graph.state and not node.kwargs and len(rest) <= 1:
+            others = [n for n in graph.state if n.rpartition(".")[0] == name.rpartition(".")[0]]
+            if len(graph.state[name].dimensions) == 2 and others == [name]:
+                found[name] = rest[0] if rest and rest[0] >= 0 else None
+    return found
+
+
 def _statistic(node: Operation) -> str:
     """Return the name of a norm's running mean; "" if it has none."""
     found = node.args[3] if len(node.args) > 3 else None
     return str(found.get("t", "")) if isinstance(found, dict) else ""
 
 
-def _drawn(spec: StateTensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def drawn(spec: StateTensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return first values of the mean and the deviation that those of the module had."""
     value = torch.empty(shape, dtype=DTYPES[spec.dtype], device=device)
     if device.type != "meta" and value.is_floating_point():

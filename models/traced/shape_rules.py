@@ -104,10 +104,22 @@ def expand(found: Propagation, node: Node) -> Layouts:
     """Dimensions of size 1 repeated."""
     layouts, sizes = _first(found, node), shape_of(node)
     layouts = [ONE] * (len(sizes) - len(layouts)) + layouts
+    why = "it repeats an input" if _is_of_input(found, node) else ""
     return [
-        layout if size == 1 or size_of(layout) != 1 else ((found.batch,),) if size == found.batch.size else fresh(size)
+        layout
+        if size == 1 or size_of(layout) != 1
+        else ((found.batch,),)
+        if size == found.batch.size
+        else fresh(size, why)
         for layout, size in zip(layouts, sizes, strict=True)
     ]
+
+
+def _is_of_input(found: Propagation, node: Node) -> bool:
+    """Say whether a node shows the input alone, such as a gray image that is repeated for each color."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        [node] = node.all_input_nodes
+    return node.op == "placeholder" and any(map(found.is_batch, found.of(node)[:1]))
 
 
 def repeat(found: Propagation, node: Node) -> Layouts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,9 @@ from torch import nn
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
+from wildflower.models.traced.cuts import Cuts
+from wildflower.models.traced.depth import ancestors, blocks_of, check_parts, stacks_of, with_blocks
+from wildflower.models.traced.exits import head_behind, wanted_places, with_exits
 from wildflower.models.traced.graph import (
     BATCH,
     DTYPES,
@@ -31,7 +33,6 @@ from wildflower.models.traced.operators import CONVOLUTIONS, CREATION, full_name
 from wildflower.models.traced.propagation import Propagation, arguments
 from wildflower.models.traced.shape_rules import SHAPE_RULES
 from wildflower.models.traced.tracing import Traced, trace
-from wildflower.plugins.nearest import nearest_part
 from wildflower.plugins.reference import PluginError
 
 DROPPED = ("pin_memory", "layout", "memory_format")  # arguments that change no value
@@ -54,29 +55,41 @@ class Written:
         module: nn.Module,
         input_shape: tuple[int, ...],
         dtype: torch.dtype,
-        keep: Sequence[str] = (),
+        cuts: Cuts,
     ) -> None:
         self.traced = trace(where, module, input_shape, dtype)
         self.found = followed(where, self.traced)
         tensors = self.traced.tensors
         order = [name for name in module.state_dict(keep_vars=True) if name in tensors]
         self.parameters = [name for name in order if isinstance(tensors[name], nn.Parameter)]
-        _check_keep(where, keep, self.parameters)
-        self.groups: list[Group] = groups_of(self.found, self.parameters, keep)
+        check_parts(where, "keep", cuts.keep, self.parameters)
+        self.groups: list[Group] = groups_of(self.found, self.parameters, cuts.keep, cuts.together)
         self.numbers: dict[Atom, int] = {group.atom: number for number, group in enumerate(self.groups)}
         self.positions: dict[Node, int] = {}
         self._written: dict[bool, list[Operation]] = {}
         travelling = [name for name in order if name not in self.traced.constants]
         if not any(name in travelling for name in self.parameters):
             raise PluginError(f"{where} has no parameters that its answer depends on")
-        self.graph = Graph(
+        self.live = {t: _live(graph, self.traced.names[t], self.traced) for t, graph in self.traced.graphs.items()}
+        writes_more = any(  # which a part might do that is left out
+            node.op == "call_function" for t, live in self.live.items() for node in live - ancestors(self._answer(t))
+        )
+        blocks = [] if writes_more else blocks_of(self.traced, self.found)
+        stacks = stacks_of(blocks, self.found, module)
+        self.places = wanted_places(where, cuts, self.traced, self.found, blocks, stacks)
+        answers: list[list[int]] = [[] for _ in self.places]  # of each place, in both modes
+        graph = Graph(
             groups={group.name: group.size for group in self.groups},
-            state={name: self._state_tensor(name) for name in travelling},
-            training=self._nodes(True),
-            evaluation=self._nodes(False),
+            state={name: self._state_tensor(name) for name in travelling} | self._heads(),
+            training=self._nodes(True, answers),
+            evaluation=self._nodes(False, answers),
             constants=self._constants(where),
             ties={name: of for name, of in self.traced.ties.items() if of in travelling},
         )
+        if self.places:
+            self.graph = with_exits(graph, self.places, answers, self.groups, self.traced)
+        else:
+            self.graph = with_blocks(where, graph, stacks, blocks, self.groups, self.positions, cuts.depth)
 
     def size(self, layout: Layout) -> Size:
         """Return the size of a dimension as the graph has it."""
@@ -175,11 +188,25 @@ class Written:
             )
         return {name: Constant.of(tensor) for name, tensor in constants.items()}
 
+    def _heads(self) -> dict[str, StateTensor]:
+        """Return the tensors of the heads of early exits, with first values as `nn.Linear` draws them."""
+        found = {}
+        classes = [Stretch(after=size_of(self.found.of(self._answer(True))[1]))]
+        for number, place in enumerate(self.places, start=1):
+            channels = self.found.of(place.nodes[True])[place.channels]
+            deviation = (3 * size_of(channels)) ** -0.5
+            for name, dimensions in (("weight", [classes, self._stretches(channels)]), ("bias", [classes])):
+                tensor = StateTensor(dimensions=dimensions, kind="parameter", deviation=deviation, classes=0)
+                found[f"exit{number}.{name}"] = tensor
+        return found
+
     # Nodes
 
-    def _nodes(self, training: bool) -> list[Operation]:
+    def _nodes(self, training: bool, answers: list[list[int]]) -> list[Operation]:
+        """Return the operators of a mode, and note the nodes of the answers of early exits."""
         graph, names = self.traced.graphs[training], self.traced.names[training]
-        live = _live(graph, names, self.traced)
+        live = self.live[training]
+        heads = {place.nodes[training]: (number, place) for number, place in enumerate(self.places)}
         numbers: dict[Node, dict[str, Any]] = {}
         written: list[Operation] = []
         for node in graph.nodes:
@@ -190,6 +217,10 @@ class Written:
                 written.append(self._operation(node, numbers))
                 numbers[node] = {"n": len(written) - 1}
                 self.positions[node] = len(written) - 1
+                if node in heads:
+                    number, place = heads[node]
+                    written += head_behind(number + 1, place.channels, len(self.found.of(node)), len(written) - 1)
+                    answers[number].append(len(written) - 1)
         if numbers[self._answer(training)] != {"n": len(written) - 1}:
             written.append(Operation(op="alias.default", args=[numbers[self._answer(training)]]))
         self._written[training] = written
@@ -282,15 +313,6 @@ def followed(where: str, traced: Traced) -> Propagation:
                 "of (batch, classes), or (batch, classes, positions) if tokens have labels"
             )
     return found
-
-
-def _check_keep(where: str, keep: Sequence[str], parameters: Sequence[str]) -> None:
-    parts = {name[:end] for name in parameters for end in [i for i, c in enumerate(name) if c == "."] + [len(name)]}
-    for part in keep:
-        if part not in parts:
-            raise PluginError(
-                f"{where}: keep has {part!r}, and the module has no such part; {nearest_part(part, parts)}"
-            )
 
 
 def _as_argument(size: Size) -> Any:

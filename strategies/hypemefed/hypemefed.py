@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -42,8 +42,9 @@ from wildflower.strategies.method import (
     Traits,
 )
 from wildflower.strategies.params import Count, Params, PositiveRate
-from wildflower.strategies.shared_losses import Loss
-from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
+from wildflower.strategies.shared_losses import Loss, PureLoss
+from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, by_exit, require_exits
+from wildflower.tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -64,10 +65,11 @@ class SumOfExits(Training):
 
     @override
     def loss(self, context: ClientContext, model: Network) -> Loss:
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            return torch.stack([context.task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
+        return PureLoss(context.task, model, _sum_of_exits)
 
-        return loss
+
+def _sum_of_exits(task: Task, model: Network, inputs: Tensor, labels: Tensor) -> Tensor:
+    return torch.stack([task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -162,6 +164,11 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
     def client_step(self, order: Order) -> ClientStep:
         """The sum of the losses of all exits that the device has."""
         return SumOfExits()
+
+    @override
+    @classmethod
+    def family_defaults(cls, params: HypeMeFedParams) -> dict[str, Any]:
+        return EARLY_EXITS
 
     @override
     @classmethod

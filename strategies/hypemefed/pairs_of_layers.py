@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Literal
 
 from wildflower.models.base import Family
-from wildflower.models.placement import Axis
 
 Source = str  # the tensor that a deeper one is guessed from
 
@@ -15,8 +14,8 @@ Source = str  # the tensor that a deeper one is guessed from
 def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dict[int, dict[str, Source]]:
     """Return which tensor each one behind the first exit is guessed from: exit -> {target: source}.
 
-    Layers are the weights of convolutions and linear layers whose outputs are one of a segment's groups, but for those
-    inside heads; "all" are also their biases, the norms' scales and shifts, and the segment's head. Running statistics
+    Layers are the weights of convolutions and linear layers between an exit and the one before, but for those of
+    heads; "all" are also their biases, the norms' scales and shifts, and the segment's head. Running statistics
     are measured and never guessed. A target's source is the one of the same name in the segment before (conv1 of block
     2 from conv1 of block 1). Of several those nearest to the exit go together, and so on towards the front: where the
     first exit comes behind blocks 0 and 1, block 2 follows block 1. Where there is none of that name, a target's source
@@ -36,9 +35,11 @@ def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dic
         return of_head(name), len(specs[name].shape), name.rpartition(".")[2]
 
     segments: list[tuple[list[str], list[str]]] = []  # layers, and all that is generated
-    for head, groups in family.segments.items():
-        axes = {name: specs[name].axes[0] for name in parameters if not of_head(name)}
-        inside = [name for name, axis in axes.items() if isinstance(axis, Axis) and axis.group in groups]
+    known: set[str] = set()  # tensors in front
+    for number, head in enumerate(family.segments, start=1):
+        new = family.tensors(family.up_to(number)).keys() - known
+        known |= new
+        inside = [name for name in parameters if name in new and not of_head(name)]
         layers = [name for name in inside if len(specs[name].shape) >= 2]
         if not layers:
             raise ValueError(
@@ -52,9 +53,9 @@ def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dic
         found[exit] = {}
         by_name: dict[str, list[str]] = defaultdict(list)
         for name in before:
-            by_name[name.partition(".")[2]].append(name)
+            by_name[_path(name)].append(name)
         for target in reversed(here):
-            path, kind = target.partition(".")[2], kind_of(target)
+            path, kind = _path(target), kind_of(target)
             if path in by_name:
                 same = by_name[path]
                 found[exit][target] = same.pop() if len(same) > 1 else same[0]
@@ -63,3 +64,10 @@ def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dic
                 found[exit][target] = (alike or layers)[-1]
         found[exit] = {target: found[exit][target] for target in here}
     return found
+
+
+def _path(name: str) -> str:
+    """Return what a tensor is called inside of its block: "conv1.weight" in block2.conv1.weight and in layer1.0."""
+    parts = name.split(".")
+    first = next((place for place, part in enumerate(parts) if part.isdecimal()), 0)
+    return ".".join(parts[first + 1 :])

@@ -25,6 +25,17 @@ def test_the_page_says_what_is_cut_together_what_is_not_and_what_widths_cost():
     assert sum("│ 0.5 " in line or "│ 1 " in line for line in lines) == 2
 
 
+def test_the_page_shows_blocks_and_exits():
+    shown = invoke(*OWN)
+    assert any(
+        "layer2.0, layer2.1" in line and line.rstrip(" │").endswith("layer2.1") for line in shown.output.splitlines()
+    )
+    assert "Exits" not in shown.output
+    shown = invoke(*OWN, "--set", "strategy=depthfl")
+    assert any(line.startswith("│ fc ") and "layer2.0.conv1" in line for line in shown.output.splitlines())
+    assert "Depth" not in shown.output
+
+
 def test_a_family_of_described_layers_has_a_page_too():
     shown = invoke("--set", "task=digits", "--set", "family=lenet5")
     assert shown.exit_code == 0, shown.output

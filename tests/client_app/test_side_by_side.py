@@ -5,14 +5,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.client_app.work_orders import Apart, answers, batch, work_order
+from tests.client_app.work_orders import Apart, answers, batch, packed, work_order
 from wildflower.client_app import side_by_side, stack, work
 from wildflower.client_app.fitting import Fit, fit_here
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.cnn import Cnn3, PflCnn
+from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
 from wildflower.models.weights import with_weights
+from wildflower.strategies.depthfl import MutualLearningOfExits
+from wildflower.strategies.fednova import NormalizedTraining
+from wildflower.strategies.fedprox import ProximalTraining
+from wildflower.strategies.scalefl import WeightedExits
 from wildflower.strategies.shared_losses import PureLoss, Regularizer
+from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.tasks.task import TaskSpec, load_task
 
 SPEC = TaskSpec(name="digits", devices=4, seed=1, partition="iid")
@@ -267,3 +273,33 @@ def test_auto_takes_turns_on_a_processor_and_fastest_takes_what_was_faster(stack
     for _ in range(3):
         replies("fastest", *orders)
     assert stacked == [2, 4, 2, 2]  # measured twice, and then in turn
+
+
+EXITS = LeNet5(input_shape=(1, 8, 8), exits=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        MaskedTraining(weighting="uniform"),
+        ProximalTraining(mu=0.3),
+        MutualLearningOfExits(weight=0.5, alpha=0.1, ensemble=True),
+        WeightedExits(gamma=0.05, temperature=3.0),
+        NormalizedTraining(),
+    ],
+    ids=lambda local: type(local).__name__,
+)
+def test_client_steps_of_methods(stacked, local, tmp_path):
+    orders = [work_order(device, EXITS, 1.0, local) for device in range(3)]
+    how = {"family": EXITS, "each_by_itself": True, "state_dir": str(tmp_path)}
+    sent = [packed(EXITS, EXITS.full())]
+    wanted, found = (answers(batch(*orders, side_by_side=n, **how), sent) for n in (1, 3))
+    assert stacked == [3]
+    for one, other in zip(wanted[0].updates, found[0].updates, strict=True):
+        assert (one.outcome, one.examples, other.at_once) == ("trained", other.examples, 3)
+        assert other.loss == pytest.approx(one.loss, rel=1e-4)
+        for name in one.payloads:
+            torch.testing.assert_close(
+                values(found[1][other.payloads[name]]), values(wanted[1][one.payloads[name]]), rtol=1e-3, atol=1e-5
+            )
+        assert {k: pytest.approx(v) for k, v in one.facts.items()} == other.facts

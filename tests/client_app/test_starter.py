@@ -124,6 +124,7 @@ def test_the_starter_and_its_work_end_with_the_node():
     work = psutil.Process(int(node.stdout.readline()))
     of_node = psutil.Process(node.pid).children(recursive=True)
     assert work in of_node
+    assert work.name() == "flwr-clientapp"
     assert len(of_node) == 2
     node.send_signal(signal.SIGKILL)
     node.wait()

@@ -57,6 +57,7 @@ run-name = "one"
 """
 HINT = "go on with the same command and --set resume=true --set run-name=one"
 MB = 2**20
+STARTER = "client_app/starter.py"
 LONGEST_SECONDS = 300  # that anything is waited for, which only a busy machine needs
 
 
@@ -71,12 +72,13 @@ def wait_for(what: str, look: Callable[[], Any], seconds: float, every: float = 
 
 
 def descendants(pid: int, words: str) -> list[psutil.Process]:
-    """The processes below one in whose command these words stand."""
+    """The processes below one in whose command these words stand; that of a message is forked, and has its own name."""
     found = []
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):
-                if words in " ".join(process.cmdline()):
+                command = process.name() if process.name() == "flwr-clientapp" else " ".join(process.cmdline())
+                if words in command:
                     found.append(process)
     return found
 
@@ -359,11 +361,11 @@ class Nodes:
 
     def worker(self, node: int) -> psutil.Process:
         """The worker of a node, which is a session of its own, by the state folder that it keeps."""
-        superexec = self.process(node, "flower-superexec").pid
+        starter = self.process(node, STARTER).pid
         workers = [
             p for p in psutil.process_iter(["cmdline"]) if "wildflower.client_app.worker" in (p.info["cmdline"] or [])
         ]
-        [found] = [p for p in workers if p.info["cmdline"][-1] == str(superexec)]
+        [found] = [p for p in workers if p.info["cmdline"][-1] == str(starter)]
         return found
 
     def server(self) -> psutil.Process:
@@ -492,13 +494,13 @@ def test_a_supernode_is_killed(nodes, note):
     note("kill -9: SuperNode", seen, time.monotonic() - killed, before, run.rounds())
 
 
-def test_the_superexec_of_a_node_is_killed(nodes, note):
+def test_the_starter_of_a_node_is_killed(nodes, note):
     """Without it no work of the node's is ever started: the node ends in order, and is started again."""
     run, before = nodes.run, nodes.run.rounds()
     starts = nodes.log_of("node-1").count("Starting Flower SuperNode")
-    nodes.process(1, "flower-superexec").kill()
+    nodes.process(1, STARTER).kill()
     killed = time.monotonic()
-    told = "flower-superexec, which starts this node's work, has ended"
+    told = "the process that starts this node's work has ended"
     wait_for("the node says so", lambda: told in nodes.log_of("node-1"), LONGEST_SECONDS)
     wait_for(
         "it starts again", lambda: nodes.log_of("node-1").count("Starting Flower SuperNode") > starts, LONGEST_SECONDS

@@ -31,6 +31,7 @@ def test_a_table_of_settings_makes_a_model_of_the_tasks_tokens_and_classes():
     )
     assert make_family(json.loads(json.dumps(family.spec()))) == family
     assert "model" not in family.spec()
+    assert family.pad_id == 1
 
 
 def test_padding_plays_no_part():

@@ -26,6 +26,28 @@ class Branches(nn.Module):
         return a + b * self.gain.unsqueeze(0) + torch.arange(4)
 
 
+class ByOverloads(nn.Module):
+    """As the graph of a module that was cut by itself computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = torch.ops.aten.linear.default(x, self.layer.weight, self.layer.bias)
+        return torch.ops.aten.mean.dim(torch.ops.aten.relu_.default(y), [1], True)
+
+
+def test_overloads_are_called_as_their_functions():
+    assert found(ByOverloads) == [
+        ("input", (), ()),
+        ("linear", (0,), ("layer.weight", "layer.bias")),
+        ("relu", (1,), ()),
+        ("mean", (2,), ()),
+        ("output", (3,), ()),
+    ]
+
+
 def test_operators_and_what_flows_between_them():
     assert found(Branches) == [
         ("input", (), ()),

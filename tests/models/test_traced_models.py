@@ -20,6 +20,7 @@ from wildflower.models.trace import follow
 from wildflower.models.traced.family import Traced, _recorded
 from wildflower.models.traced.own_module import own_module
 from wildflower.models.weights import with_weights
+from wildflower.strategies.noise import Noise
 
 IMAGES = ("Dense", "Residual", "Separable", "Dense2", "Patches")
 TOKENS = ("Words", "Tied")
@@ -82,7 +83,7 @@ def test_the_whole_model_is_the_module_to_the_bit(name):
 
 
 def test_groups_are_those_of_the_network():
-    assert dict(family_of("Dense").groups) == {"stem.1": 12}
+    assert dict(family_of("Dense").groups) == {"stem.1": 12, "layers.1": 1, "layers.2": 1}  # which may be left out
     assert dict(family_of("Residual").groups) == {
         "conv1": 8,
         "layer1.0.conv1": 8,
@@ -93,6 +94,7 @@ def test_groups_are_those_of_the_network():
     }
     assert dict(family_of("Patches").groups)["blocks.0.attention.qkv"] == 4  # heads, and not their channels
     assert dict(family_of("Separable").groups) == {"stem.0": 4, "squeeze": 6}  # of 4 groups each
+    assert dict(family_of("Colored").groups) == {"stem": 6}  # and not the three colors, which one gray image is
 
 
 @settings(max_examples=10, deadline=None)
@@ -217,6 +219,7 @@ def test_a_price_is_that_of_a_step_that_is_followed(name, accumulates):
         ("ChangesInput", "changes its input in place"),
         ("ReadsAValue", r"operator aten\.item\.default \(own_traced\.py:\d+\).*it reads the value of a tensor"),
         ("Lazy", "has a lazy layer"),
+        ("SharesMemory", r"last and head\.weight share memory, and are not one tensor: tie weights by giving a module"),
         ("MostlyPinned", r"most of its parameters cannot be cut \(first\.weight: it is an input"),
         ("Whole", "most of its parameters cannot be cut"),
     ],
@@ -267,3 +270,17 @@ def test_a_cut_whose_class_is_gone_stays_a_graph():
     arch = family.width(0.5)
     network = with_weights(family, arch, family.place(arch).gather(lively(family_of("Dense")))).eval()
     assert own_module(family, arch, network) is None
+
+
+def test_tables_of_embeddings_are_modules_so_that_noise_finds_them():
+    family = family_of("Words")
+    weights = family.initial()
+    noise = Noise(family, weights)
+    network = with_weights(family, family.full(), weights).eval()
+    inputs = noise.draw(4, torch.Generator().manual_seed(0))
+    assert inputs.shape == (4, 6, 8)
+    module = own_traced.Words(7).eval()
+    module.load_state_dict(weights)
+    with torch.no_grad():
+        right = module.head(module.lstm(inputs)[0][:, -1])
+        assert torch.allclose(noise.reader(network, family.place(family.full()))(inputs), right, atol=1e-6)

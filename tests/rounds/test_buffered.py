@@ -133,11 +133,11 @@ def test_the_number_of_workers_changes_no_bit(tmp_path):
 )
 def test_a_resumed_run_goes_on_with_the_devices_at_work(tmp_path, changes):
     """Through the files of a checkpoint, after two of five rounds."""
-    config = buffered(tmp_path, state_dir=str(tmp_path / "whole"), **changes)
+    config = buffered(tmp_path, output_dir=str(tmp_path / "whole"), **changes)
     engine, scorer = started(config)
     whole = rounds(engine, simulated_grid(2), scorer, range(1, 6))
 
-    config = buffered(tmp_path, state_dir=str(tmp_path / "parts"), **changes)
+    config = buffered(tmp_path, output_dir=str(tmp_path / "parts"), **changes)
     first, scorer = started(config)
     rounds(first, simulated_grid(2), scorer, (1, 2))
     assert len(first.at_work) == 2

@@ -204,6 +204,7 @@ def test_a_device_goes_on_with_its_own_layers():
         fit=fit,
         family=VIT,
         architecture=architecture,
+        task=None,
     )
     own = tuple(names[SHARED:])
     answer = TrainingWithOwnLayers(weighting="uniform", own=own, begins=True).train(context)

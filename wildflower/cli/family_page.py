@@ -31,6 +31,7 @@ def family_page(config: RunConfig) -> Iterator[str | Table]:
     yield f"{_name(family)}: {whole.parameters:,} parameters"
     if isinstance(family, GroupFamily):
         yield _groups(family)
+        yield from _depth(family)
     if isinstance(family, Traced):
         yield from _pinned(family)
     yield _widths(family, config)
@@ -66,10 +67,25 @@ def _groups(family: GroupFamily) -> Table:
     return table
 
 
+def _depth(family: GroupFamily) -> Iterator[str | Table]:
+    """Yield the stacks of blocks and which of these may be left out, and the exits."""
+    if family.stacks:
+        table = Table("stack", "blocks", "may be left out", title="Depth")
+        for stack, blocks in family.stacks.items():
+            may = [block for block in blocks if block in family.removable]
+            table.add_row(stack, ", ".join(blocks), ", ".join(may) or "none")
+        yield table
+    if len(family.segments) > 1:
+        table = Table("exit", "channel groups between it and the one before", title="Exits")
+        for head, groups in family.segments.items():
+            table.add_row(head, ", ".join(groups))
+        yield table
+
+
 def _pinned(family: Traced) -> Iterator[str | Table]:
     """Yield what is never cut, and why."""
     written = written_module(
-        family.function, family.arguments, family.input_shape, family.classes, family.tokens, family.keep
+        family.function, family.arguments, family.input_shape, family.classes, family.tokens, family.cuts
     )
     pinned = written.pinned
     table = Table("dimension", "why", title="Never cut")

@@ -14,6 +14,7 @@ from wildflower.plugins.user_error import UserError
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
+    from wildflower.cli.fleet_serve import Look
     from wildflower.cli.plan import Plan
     from wildflower.launch.before import Deployment
     from wildflower.launch.known_nodes import KnownNode
@@ -33,8 +34,13 @@ def fleet(
     watch: Annotated[
         float | None, typer.Option(min=1, metavar="SECONDS", help="Go on, and look again so often; Ctrl-C ends it.")
     ] = None,
+    serve: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve a page there instead; Ctrl-C ends it.")
+    ] = None,
 ) -> None:
     """Show the real devices of a run: when each was seen, what it has, which model it got, and what binds.
+
+    With --serve they are a page for browsers, with figures for Prometheus at /metrics. Whoever reaches it reads it.
 
     The exit code is 0 when every device gets a model and 3 when one gets none.
     """
@@ -45,6 +51,15 @@ def fleet(
     if superlink is None and (insecure or root_certificates is not None):
         raise UserError("--root-certificates and --insecure belong to --superlink HOST:PORT")
     deployment = None if superlink is None else deployment_at(superlink, root_certificates, insecure)
+    if serve is not None:
+        from wildflower.cli.fleet_serve import server_at
+
+        typer.echo(f"http://{serve}/ and http://{serve}/metrics")
+        with server_at(serve, f"Fleet of {run_dir.name}", HEADERS, lambda: _look(run_dir, deployment)) as server:
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                return
     console = terminal()
     page, left_out = _page(run_dir, deployment, console.width)
     if watch is None:
@@ -61,15 +76,24 @@ def fleet(
     raise typer.Exit(3 if left_out else 0)
 
 
-def _page(run_dir: Path, deployment: "Deployment | None", width: int) -> "tuple[Group, bool]":
-    """Return what is shown now, and whether a device gets no model."""
-    from rich.console import Group
-    from rich.text import Text
+def _look(run_dir: Path, deployment: "Deployment | None") -> "Look":
+    from wildflower.cli.fleet_serve import Look, alerts_of, metrics_of
 
+    reports, records, plan, known = _state(run_dir, deployment)
+    now = time.time()
+    alerts = [*alerts_of(reports, records, known, now), *plan.warnings]
+    return Look(
+        fleet_rows(reports, records, plan, known, now), alerts, metrics_of(reports, records, known, len(alerts))
+    )
+
+
+def _state(
+    run_dir: Path, deployment: "Deployment | None"
+) -> "tuple[list[LastReport], list[DeviceRecord], Plan, dict[int, KnownNode]]":
+    """Return the devices' last reports, all records of theirs, what each gets, and what the SuperLink knows."""
     from wildflower.cli.plan import make_plan
     from wildflower.launch.experiment_file import of_run
     from wildflower.launch.known_nodes import known_nodes
-    from wildflower.launch.terminal import tables_of
     from wildflower.server_app.models import modules_of
     from wildflower.server_app.node_records import read_nodes
     from wildflower.server_app.run_folder import read_devices
@@ -77,7 +101,17 @@ def _page(run_dir: Path, deployment: "Deployment | None", width: int) -> "tuple[
     reports, records = read_nodes(run_dir), list(read_devices(run_dir))
     known = {} if deployment is None else known_nodes(deployment)
     with wrong_values_told(), modules_of(run_dir):
-        plan = make_plan(of_run(run_dir, []), run_dir)
+        return reports, records, make_plan(of_run(run_dir, []), run_dir), known
+
+
+def _page(run_dir: Path, deployment: "Deployment | None", width: int) -> "tuple[Group, bool]":
+    """Return what is shown now, and whether a device gets no model."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from wildflower.launch.terminal import tables_of
+
+    reports, records, plan, known = _state(run_dir, deployment)
     rows = fleet_rows(reports, records, plan, known, time.time())
     parts: list[RenderableType] = list(tables_of("", HEADERS, rows, width))
     if plan.left_out:

@@ -229,6 +229,7 @@ class Update(_Model):
             and in a simulation, where the devices of one process share its allocator.
         overrun: the work outgrew its memory while it ran, was killed because the machine had none left, or was not
             begun because less was free than it needs, though its budget allowed it.
+        at_once: how many devices were trained at once, this one among them.
         bounded: its tensor sets were further from those sent than the bound, and were moved back.
         facts: numbers that the client step returns beside its tensor sets.
         state_kept: the device keeps something of this order for later rounds.
@@ -244,6 +245,7 @@ class Update(_Model):
     seconds: Seconds = 0.0
     measured_memory_bytes: NonNegative | None = None
     overrun: bool = False
+    at_once: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = 1
     bounded: bool = False
     present_classes: list[NonNegative] | None = Field(None, max_length=MAX_CLASSES, fail_fast=True)
     facts: Facts = Field(default_factory=dict)

@@ -172,6 +172,7 @@ def device_record(round_number: int, a: Assignment) -> dict[str, Any]:
         "training_flops": given.cost.training_flops if given else None,
         "measured_memory_bytes": update.measured_memory_bytes if update else None,
         "seconds": update.seconds if update else None,
+        "at_once": update.at_once if update else 1,
         "simulated_seconds": a.simulated_seconds if a.timing and math.isfinite(a.simulated_seconds) else None,
         "examples": update.examples if update else None,
         "loss": update.loss if update else None,
