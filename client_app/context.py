@@ -32,6 +32,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters, with_weights
+from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError
@@ -113,8 +114,7 @@ class DeviceContext:
         self.place, self.device, self.wire = place, place.device, wire
         self.architecture = Architecture.from_json(order.architecture)
         family.validate(self.architecture)
-        self.sent = local.sent(family, self.architecture)
-        self.returned = local.returned(family, self.architecture)
+        self.sent, self.returned = tensor_sets_of(local, family, self.architecture)
         if order.digest != digest(self.sent, self.returned):
             raise MessageError(
                 f"device {order.device}: server and device disagree about the tensor sets of "

@@ -151,7 +151,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
     while left:
         orders = left.popleft()
         started = time.perf_counter()
-        kind = None if isinstance(batch.side_by_side, int) else _kind(orders[0], batch)
+        kind = None if isinstance(batch.side_by_side, int) or len(orders) == 1 else _kind(orders[0], batch)
         begun, at_once = side_by_side([partial(begin, order) for order in orders], orders[0].client_step.name, kind)
         share = (time.perf_counter() - started) / len(orders)  # of the time that all took together
         for order, number in zip(orders, at_once, strict=True):

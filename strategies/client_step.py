@@ -109,6 +109,14 @@ class ClientStep(BaseModel, ABC):
         return StepReference(name=f"{kind.__module__}:{kind.__qualname__}", settings=self.model_dump(mode="json"))
 
 
+@lru_cache(maxsize=1024)
+def tensor_sets_of(
+    local: ClientStep, family: Family, architecture: Architecture
+) -> tuple[dict[str, TensorSet], dict[str, TensorSet]]:
+    """The tensor sets that a client step is sent, and those that it returns. Do not change the result."""
+    return local.sent(family, architecture), local.returned(family, architecture)
+
+
 def client_step_of(reference: StepReference) -> ClientStep:
     """Return the client step that a work order names, with its settings. MessageError if there is none such."""
     return _client_step(reference.name, json.dumps(reference.settings))

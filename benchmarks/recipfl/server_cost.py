@@ -21,10 +21,10 @@ import torch
 
 from benchmarks.tables import markdown, write_between
 from wildflower.models.family import make_family
-from wildflower.rounds.requests import tensor_sets_of
 from wildflower.rounds.round_records import peak_rss_bytes
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
+from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import Contribution, Group, Order, Setup, Trained
 from wildflower.strategies.recipfl import RecipFL, RecipFLParams
 

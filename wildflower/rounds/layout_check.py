@@ -14,7 +14,7 @@ from wildflower.messages.orders import MAX_BESIDE
 from wildflower.messages.packing import Layout
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights, digest
 from wildflower.models.family import Family
-from wildflower.rounds.requests import tensor_sets_of
+from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep, Group, Method, Order, client_step_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from flwr.app import Message, MessageType
 
@@ -15,13 +15,14 @@ from wildflower.messages.encoding import Wire, encode
 from wildflower.messages.orders import Batch, Update, WorkOrder
 from wildflower.messages.packing import Layout, pack, unpack
 from wildflower.messages.sums import WeightedSum, joined
-from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, digest, nbytes
+from wildflower.messages.tensor_sets import TensorSets, Weights, digest, nbytes
 from wildflower.messages.wire import to_records
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.family import Family
 from wildflower.models.placement import leading
 from wildflower.rounds.frozen import Frozen, Owed
+from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep, Contribution, Group, Order, Selection
 from wildflower.strategies.run_settings import RoundSettings
 
@@ -262,14 +263,6 @@ def _pack(contents: Weights, layout: Layout) -> bytes:
     """The tensors of a layout out of a payload, which may hold frozen ones beside them."""
     names = {entry.name for entry in layout.entries}
     return pack({name: tensor for name, tensor in contents.items() if name in names}, layout)
-
-
-@lru_cache(maxsize=1024)
-def tensor_sets_of(
-    local: ClientStep, family: Family, architecture: Architecture
-) -> tuple[dict[str, TensorSet], dict[str, TensorSet]]:
-    """The tensor sets that a client step is sent, and those that it returns."""
-    return local.sent(family, architecture), local.returned(family, architecture)
 
 
 @dataclass(kw_only=True)
