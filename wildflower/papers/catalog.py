@@ -49,6 +49,7 @@ EXAMPLES = {
     "glue-stsb": 5_749,
     "text": 12_792,
 }
+DISTILLED = {"distillation.steps": 1, "distillation.batch-size": 4}  # in a run that takes a minute
 PLANNED_EXAMPLES = 2_000  # are made for a plan in which every device draws its own
 
 
@@ -151,7 +152,8 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
     """Return the settings ("key=value") under which a row of an experiment runs in seconds, on data made in `folder`.
 
     The method, its family and the kinds of devices stay what they are. There are two rounds of three devices, a step of
-    four examples each, and small encoders and hypernetworks; of what the row sets itself nothing else is changed.
+    four examples each, and small encoders and hypernetworks; of what the row sets itself nothing else is changed, but
+    for the steps of distillation.
     """
     own = dict(text.partition("=")[::2] for text in row.overrides)
     whole = {**read_experiment(one.experiment_file), **own}
@@ -180,6 +182,7 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
         found |= {"public.data-dir": data, "public.examples": 8, "ensemble.steps": 1, "ensemble.batch-size": 4}
     found |= _of_method(whole) | dict(text.partition("=")[::2] for text in one.tiny)
     found = {key: value for key, value in found.items() if key not in own}
+    found |= {key: value for key, value in DISTILLED.items() if own.get("distillation.steps", "0") != "0"}
     sizes = f"hidden = 16, heads = 4, mlp = 16, positions = 32, vocabulary = {made.TOKENS}, token_types = 1"
     if texts := _of_texts(whole, folder, sizes):
         found |= texts | {"task-arguments": f"{texts['task-arguments']}, max_tokens = 12"}
@@ -235,5 +238,5 @@ def _of_method(row: Mapping[str, Any]) -> dict[str, Any]:
         case "rafl":  # a device's search takes a second, and its personal model is asked for again
             return {"devices": TINY_DEVICES, "devices-per-round": TINY_DEVICES}
         case "model-search":
-            return {"distillation.steps": 1, "distillation.batch-size": 4}
+            return DISTILLED
     return {}
