@@ -161,12 +161,17 @@ class ElasticSpace:
     def canonical(self, picks: Sequence[int]) -> tuple[int, ...]:
         """Return the picks with 0 in every decision that means nothing: the same for the same architecture."""
         found = list(picks)
+        for number in self.beyond(picks):
+            found[number] = 0
+        return tuple(found)
+
+    def beyond(self, picks: Sequence[int]) -> list[int]:
+        """Return the numbers of the decisions that mean nothing: about blocks that these picks leave out."""
+        found = []
         for stage, inside in self._inside:
             depth = self.options[stage][picks[stage]]
-            for number, place in inside:
-                if depth <= place:
-                    found[number] = 0
-        return tuple(found)
+            found += [number for number, place in inside if depth <= place]
+        return found
 
     @cached_property
     def _inside(self) -> list[tuple[int, list[tuple[int, int]]]]:

@@ -49,10 +49,10 @@ def encoded(space: Space | ElasticSpace, found: Sequence[Picks]) -> Tensor:
     """Return (sub-networks, options of all decisions): 1 where an option is taken in a decision that counts."""
     starts = np.cumsum([0, *(len(options) for options in space.options)])
     features = torch.zeros(len(found), int(starts[-1]))
-    decisions = space.decisions if isinstance(space, ElasticSpace) else None
     for row, picks in enumerate(found):
+        left_out = space.beyond(picks) if isinstance(space, ElasticSpace) else ()
         for number, (start, pick) in enumerate(zip(starts[:-1], picks, strict=True)):
-            if decisions is None or space.means(decisions[number], picks):  # type: ignore[union-attr]
+            if number not in left_out:
                 features[row, int(start) + pick] = 1
     return features
 

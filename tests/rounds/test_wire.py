@@ -210,7 +210,7 @@ def test_a_reply_of_another_length_is_refused(tmp_path):
             "does not go with secure-aggregation, whose masks hide integers of 64 bits",
         ),
         ({"dp.epsilon": 3.0, "strategy": "fedavg"}, "does not go with differential privacy"),
-        ({"wire": "int4"}, "'float32', 'float16' or 'int8'"),
+        ({"wire": "int4"}, "'float32', 'float16', 'int8' or 'qsgd'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path, changes, why):

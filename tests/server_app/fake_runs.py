@@ -84,6 +84,7 @@ def a_device(number: int, device: int, **changes) -> dict:
         "training_flops": 3 * 10**6,
         "measured_memory_bytes": None,
         "seconds": 0.2,
+        "at_once": 1,
         "simulated_seconds": 12.0,
         "examples": 40,
         "loss": 1.0,
