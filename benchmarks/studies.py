@@ -264,6 +264,8 @@ class Study:
             experiment |= {key: RECORDED_AS[experiment[key]]} if experiment.get(key) in RECORDED_AS else {}
         settings: dict[str, Any] = {"": _as_recorded(experiment)}
         for setting in (then for now in self.methods[method] for then in self.recorded_as.get(now, (now,))):
+            if setting == "distillation.steps=0":  # was the default when figures were recorded
+                continue
             key, _, value = setting.partition("=")
             key = EARLIER_NAMES.get(key, key)
             settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from wildflower.devices.validation import one_line
-from wildflower.messages.delivery import DELIVERED_LIMITS, Delivered, Delivery, Version
+from wildflower.messages.delivery import Delivered, Delivery, Version
 from wildflower.messages.error import MessageError
-from wildflower.messages.wire import from_records, to_records
+from wildflower.messages.wire import DELIVERED_LIMITS, from_records, to_records
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.exchange import Failure, exchange
 from wildflower.rounds.hooks import Round, RoundHook

@@ -17,6 +17,7 @@ from wildflower.launch.experiment_file import resolve
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
+from wildflower.strategies.model_search import ModelSearch
 from wildflower.strategies.model_search_params import layer_shares
 from wildflower.strategies.pricing import fits
 from wildflower.tasks.shakespeare import SEQUENCE
@@ -168,7 +169,7 @@ def cells(config):
         "decay rounds": config.schedule.decay_rounds,
         "largest number of draws": search.max_draws,
         "epsilon": search.epsilon,
-        "steps of distillation": distillation.steps,
+        "steps of distillation": ModelSearch.distillation_steps if distillation.steps < 0 else distillation.steps,
         "learning rate of distillation": distillation.learning_rate,
         "batch size of distillation": distillation.batch_size,
         "students of distillation": distillation.students,

@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from wildflower.messages.flower_records import Limits
 from wildflower.messages.orders import Hex64, Line, NonNegative
 
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}-[0-9a-f]{12}$")]
-DELIVERED_LIMITS = Limits(16 * 2**10, 0)
 
 
 class _Model(BaseModel):

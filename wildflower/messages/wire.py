@@ -17,6 +17,7 @@ from wildflower.tasks.remarks import MAX_EXAMPLE_LETTERS, MAX_REMARKS, MAX_WHAT_
 _BASE_BYTES, _ORDER_BYTES, _CLASS_BYTES, _NUMBER_BYTES = 8 * 2**10, 16 * 2**10, 40, 25
 _SHARE_BYTES = 300  # two sealed shares as hex and the hashes of both, or less
 NODE_REPORT_LIMITS = Limits(_ORDER_BYTES, 0)
+DELIVERED_LIMITS = NODE_REPORT_LIMITS
 # Of a thousand labels of a hundred letters, which JSON may write in six bytes each, of remarks in as many bytes per
 # letter, and of sums of 256 channels, their squares and their centers.
 _REMARK_BYTES = 6 * (MAX_WHAT_LETTERS + MAX_EXAMPLE_LETTERS) + 3 * _NUMBER_BYTES
