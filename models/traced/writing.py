@@ -370,7 +370,7 @@ def _live(graph: FxGraph, names: dict[str, str], traced: Traced) -> set[Node]:
         if node.op == "call_function" and node in live and not _is_read(node, live) and _writes(node)
     ]
     for node in dead:
-        if not any(root in travelling for root in _roots(node)):
+        if all(root.op == "placeholder" and root not in travelling for root in _roots(node)):
             live.discard(node)
     return live
 
