@@ -12,6 +12,8 @@ Its work is started by a process of ours, `client_app/starter.py`, in place of f
 killed for want of memory, say, the node ends too: Flower 1.42 would go on to take messages that nobody works on. What
 has started the node, systemd or Docker, starts it again.
 
+It answers for a message whose process was killed before it had read it, which Flower 1.42 forgets.
+
 It sends a request again where the server closes the connection, also under TLS (`wildflower.messages.retries`). Where
 the server does not let it in, it says why, and ends with a code of its own (`wildflower.client_app.admission`).
 
@@ -83,6 +85,25 @@ def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
         return run_id
 
     return pull_or_let_go
+
+
+def answering_for_killed(expired: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return Flower's function that answers for a process that was killed, also where it had not read its message yet.
+
+    Flower 1.42 answers only what was read: else the node says nothing, and works on nothing, until the run has ended.
+    """
+
+    def answer(state: Any, tasks: Any) -> None:
+        run_ids = {task.run_id for task in tasks}
+        with state.lock_msg_store:
+            for message_id, entry in state.msg_store.items():
+                of = entry.message.metadata
+                if of.run_id in run_ids and not of.reply_to_message_id and not entry.is_retrieved:
+                    entry.is_retrieved = True
+                    state.record_message_processing_start(message_id)
+        expired(state, tasks)
+
+    return answer
 
 
 def lasting(heartbeat: Callable[[], bool], ends: list[int]) -> Callable[[], bool]:
@@ -187,6 +208,7 @@ def main() -> None:
     draw_instance()
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode, flower_supernode
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
     options = _parse_args_run_supernode().parse_args()
     if trouble := trouble_at_start(options):
@@ -205,6 +227,8 @@ def main() -> None:
     started: list[subprocess.Popen[Any]] = []  # none with --isolation process
     setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
     start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message, started)
+    expired = InMemoryNodeState._on_task_tokens_expired
+    setattr(InMemoryNodeState, "_on_task_tokens_expired", answering_for_killed(expired))  # noqa: B010
     try:
         flower_supernode()
     finally:

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common.constant import Status
+from flwr.proto.task_pb2 import Task
+from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
@@ -21,7 +23,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
 
 from wildflower.client_app import supernode
-from wildflower.client_app.supernode import kept_in, lasting, letting_go, port_trouble
+from wildflower.client_app.supernode import answering_for_killed, kept_in, lasting, letting_go, port_trouble
 
 RUN = 7
 
@@ -87,6 +89,24 @@ def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
     assert state.msg_store == {}
     assert len(store) == 0
     assert [task.status.status for task in state.task_store.values()] == [Status.FINISHED]
+
+
+def replies_for_killed(state, expired, monkeypatch):
+    """What a node says of a message whose process was killed before it had read it."""
+    state.store_message(order(monkeypatch))
+    expired(state, [Task(run_id=RUN, type=TaskType.CLIENT_APP)])
+    return state.get_messages_legacy(is_reply=True)
+
+
+def test_flower_forgets_a_message_whose_process_was_killed_before_it_read_it(node, monkeypatch):
+    """If this fails, Flower has mended it, and `answering_for_killed` can go."""
+    assert replies_for_killed(node[0], type(node[0])._on_task_tokens_expired, monkeypatch) == []
+
+
+def test_a_message_whose_process_was_killed_before_it_read_it_is_answered(node, monkeypatch):
+    [reply] = replies_for_killed(node[0], answering_for_killed(type(node[0])._on_task_tokens_expired), monkeypatch)
+    assert reply.has_error()
+    assert node[0].get_message_processing_duration(reply.metadata.reply_to_message_id) >= 0
 
 
 def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, capsys):
