@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -43,33 +44,34 @@ def take(delivery: Delivery, program: bytes, task: Task, folder: Path) -> Delive
     """
     if hashlib.sha256(program).hexdigest() != delivery.sha256:
         raise MessageError("the model that came is not the one that was sent: its sha256 is another")
-    place = folder / delivery.version
+    place, current = folder / delivery.version, folder / CURRENT
     beside = folder / f".{delivery.version}.{os.getpid()}.part"
+    shutil.rmtree(beside, ignore_errors=True)  # of a process of the same number, which was killed
     beside.mkdir(parents=True)
+    score = before = None
+    why = ""
     try:
-        (beside / PROGRAM).write_bytes(program)
-        (beside / f"{PROGRAM}.json").write_text(json.dumps(delivery.facts, indent=2))
-        shutil.rmtree(place, ignore_errors=True)
-        os.replace(beside, place)
+        _write(beside / PROGRAM, program)
+        _write(beside / f"{PROGRAM}.json", json.dumps(delivery.facts, indent=2).encode())
+        try:
+            score = score_of(beside, task, delivery.device)
+        except Exception as error:  # of any kind: PyTorch's reader has many
+            why = one_line(f"it cannot be used here: {type(error).__name__}: {error}")
+        if not why and current.exists() and current.resolve() != place.resolve():
+            with suppress(Exception):  # the one in use is broken: any that works is better
+                before = score_of(current, task, delivery.device)
+            rank = task.metric.scale.rank
+            if score is not None and before is not None and rank(score) < rank(before):
+                held_out = len(task.own_test(delivery.device)[1])
+                why = f"it is worse than the model in use on this device's {held_out} examples"
+        if not why:
+            if not _holds(place, program):
+                shutil.rmtree(place, ignore_errors=True)
+                os.replace(beside, place)
+            use(folder, delivery.version)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    score = before = None
-    try:
-        score = score_of(place, task, delivery.device)
-        why = ""
-    except Exception as error:  # of any kind: PyTorch's reader has many
-        why = one_line(f"it cannot be used here: {type(error).__name__}: {error}")
-    if not why and (folder / CURRENT).exists() and (folder / CURRENT).resolve() != place.resolve():
-        try:
-            before = score_of(folder / CURRENT, task, delivery.device)
-        except Exception:  # the one in use is broken: any that works is better
-            before = None
-        rank = task.metric.scale.rank
-        if score is not None and before is not None and rank(score) < rank(before):
-            why = (
-                f"it is worse than the model in use on this device's {len(task.own_test(delivery.device)[1])} examples"
-            )
-    answer = Delivered(
+    return Delivered(
         run=delivery.run,
         device=delivery.device,
         version=delivery.version,
@@ -78,11 +80,22 @@ def take(delivery: Delivery, program: bytes, task: Task, folder: Path) -> Delive
         score=score,
         before=before,
     )
-    if why:
-        shutil.rmtree(place)
-    else:
-        use(folder, delivery.version)
-    return answer
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Write a file that is whole also after the board loses its power."""
+    with file.open("wb") as open_file:
+        open_file.write(data)
+        open_file.flush()
+        os.fsync(open_file.fileno())
+
+
+def _holds(place: Path, program: bytes) -> bool:
+    """Whether a version is there already: one that is in use stays while it is read."""
+    try:
+        return (place / PROGRAM).read_bytes() == program
+    except OSError:
+        return False
 
 
 def score_of(place: Path, task: Task, device: int) -> float | None:

@@ -94,15 +94,16 @@ def _work(work: Callable[[str], None], token: str, starter: int) -> NoReturn:
 def watch(child: tuple[int, int], renew: Renew, seconds: float = RENEW_SECONDS) -> None:
     """Wait until a child has ended, and renew its claim meanwhile.
 
-    One that goes on for long after its message is no longer to be worked on, because its run was stopped, is killed.
+    One whose message is no longer to be worked on, because its run was stopped, is killed: where that is said twice in
+    a row, as a SuperNode whose disk is full for a moment says it too.
     """
     number, ended = child
-    wanted = True
+    refused = 0
     try:
         while not select.select([ended], [], [], seconds)[0]:
-            if not wanted:
+            refused = 0 if renew() else refused + 1
+            if refused > 1:
                 os.kill(number, signal.SIGKILL)
-            wanted = renew()
     finally:
         os.close(ended)
         os.waitpid(number, 0)

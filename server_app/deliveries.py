@@ -50,7 +50,7 @@ _ANSWERS = TypeAdapter(dict[int, Delivered])
 
 def newest(run_dir: Path) -> tuple[Path, Programs] | None:
     """Return the folder of the version that is to be delivered, and its programs; None where there is none."""
-    files = sorted((run_dir / FOLDER).glob(f"*/{TIERS}"), key=lambda file: file.stat().st_mtime_ns)
+    files = sorted((run_dir / FOLDER).glob(f"[0-9]*/{TIERS}"), key=lambda file: file.stat().st_mtime_ns)
     if not files:
         return None
     try:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from wildflower.rounds.population import Population
 
-NUMBERS = re.compile(r"\b(node|device)s? \[?(\d+(?:(?:, | and )\d+)*)", re.IGNORECASE)
+NUMBERS = re.compile(r"\b(node|device)s? \[?(\d{1,20}\b(?:(?:, | and )\d{1,20}\b)*)", re.IGNORECASE)
 
 
 def with_names(text: str, nodes: Mapping[int, str], devices: Mapping[int, str]) -> str:

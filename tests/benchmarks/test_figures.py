@@ -47,6 +47,113 @@ def test_every_seed_of_every_method_is_a_dot(drawn):
     assert uses >= sum(len(scores) + 1 for scores in ran)  # and a dash each, and ticks
 
 
+def of_silos(counts):
+    return lambda seed: (
+        sum(
+            count * (mean(tail) if (tail := [v for v in seed[f"{layers} layers"][-2:] if v is not None]) else 0)
+            for layers, count in zip((2, 4, 6), counts, strict=True)
+        )
+        / sum(counts)
+    )
+
+
+def of_widths(seed):
+    return seed["delivered_score"] if "delivered_score" in seed else mean(seed["score_by_tier"].values())
+
+
+def last(seed):
+    return seed["final_score"] if "final_score" in seed else seed["final_accuracy"]
+
+
+# Figure -> its page, and for each panel the recorded file, what follows or precedes a method's name, and its score.
+STUDIES = {
+    "fashion-mnist": ("fashion_mnist", {"five widths of a CNN": ("results", "{}", of_widths)}),
+    "hypemefed": (
+        "hypemefed",
+        {
+            "even data": ("results-preliminary", "{}", last),
+            "few classes per device": ("results-preliminary", "{}-few-classes", last),
+        },
+    ),
+    "inclusivefl": (
+        "inclusivefl",
+        {
+            "7 classes": ("results", "coarse | 40/40/20 | {}", of_silos((12, 12, 6))),
+            "47 classes": ("results", "fine | 40/40/20 | {}", of_silos((12, 12, 6))),
+        },
+    ),
+    "model-search": (
+        "model_search",
+        {name: (f"results-{name.lower()}", "{}", last) for name in ("ResNet", "ViT", "BERT")},
+    ),
+    "rafl": (
+        "rafl",
+        {f"Dirichlet({alpha})": ("results", f"{{}} {alpha}", lambda s: max(s["rounds"])[1]) for alpha in (0.5, 0.1)},
+    ),
+    "recipfl": (
+        "recipfl",
+        {
+            "strong devices": ("results", "{}", lambda seed: seed["personal_score_by_tier"]["strong"]),
+            "weak devices": ("results", "{}", lambda seed: seed["personal_score_by_tier"]["weak"]),
+        },
+    ),
+}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def below(group, start):
+    return [inner for inner in group.iter(f"{SVG}g") if inner.get("id", "").startswith(start)]
+
+
+def ticks(axes, axis):
+    """The labels of an axis and where they stand: [(text or None, place)]."""
+    return [
+        (next((text.text for text in tick.iter(f"{SVG}text")), None), float(next(tick.iter(f"{SVG}use")).get(axis)))
+        for tick in below(axes, f"{axis}tick_")
+    ]
+
+
+def marks(path):
+    """What a figure of dots shows, read from its SVG: panel -> method -> the values of all its marks, in order."""
+    shown, methods = {}, {}
+    for axes in below(ElementTree.parse(path).getroot(), "axes_"):
+        *_, title = (text.text for group in below(axes, "text_") for text in group.iter(f"{SVG}text"))
+        (low, left), *_, (high, right) = ticks(axes, "x")
+        methods = methods or {round(place): method for method, place in ticks(axes, "y")}
+        of_axes = {use for tick in below(axes, "matplotlib.axis_") for use in tick.iter(f"{SVG}use")}
+        for use in set(axes.iter(f"{SVG}use")) - of_axes:
+            value = float(low) + (float(use.get("x")) - left) / (right - left) * (float(high) - float(low))
+            method = methods[min(methods, key=lambda place: abs(place - float(use.get("y"))))]
+            shown.setdefault(title, {}).setdefault(method, []).append(value)
+    return {title: {method: sorted(values) for method, values in of.items()} for title, of in shown.items()}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("kind", figures.THEMES)
+def test_a_studys_marks_are_its_recorded_seeds_and_their_mean(drawn, name, kind):
+    page, panels = STUDIES[name]
+    shown = marks(drawn[f"{name}-{kind}.svg"])
+    assert list(shown) == list(panels)
+    assert 5 <= len({method for of in shown.values() for method in of}) <= 12
+    for title, (file, row, score) in panels.items():
+        results = json.loads((ROOT / f"benchmarks/{page}/{file}.json").read_text())["results"]
+        for method, values in shown[title].items():
+            seeds = [100 * score(seed) for seed in results[row.format(method)].values()]
+            assert values == pytest.approx(sorted([*seeds, mean(seeds)]), abs=0.01), (title, method)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_studys_page_begins_with_its_figure_and_three_sentences(name):
+    _, picture, told, *_ = (ROOT / "benchmarks" / STUDIES[name][0] / "README.md").read_text().split("\n\n")
+    assert f'srcset="../../docs/images/{name}-dark.svg"' in picture
+    assert re.search(rf'<img alt="[^"]{{30,}}" src="../../docs/images/{name}-light.svg">', picture)
+    assert len(re.findall(r"[.](?= [A-Z]|$)", re.sub(r" *\[[^]]*\]\([^)]*\)[.]", "", told))) == 3
+
+
+def test_every_study_of_dots_is_compared_with_its_data():
+    assert set(STUDIES) == set(figures.STUDIES)
+
+
 def test_the_demos_plan_is_recorded_as_it_is_made():
     said = invoke("plan", str(ROOT / "benchmarks/demo/digits.toml"), "--json")
     assert json.loads(said.stdout) == json.loads((ROOT / "benchmarks/demo/plan.json").read_text())

@@ -1,3 +1,4 @@
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -5,6 +6,7 @@ import urllib.request
 import pytest
 
 from tests.server_app import fake_runs
+from wildflower.cli import fleet_serve
 from wildflower.cli.fleet_serve import Look, alerts_of, metrics_of, server_at
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.known_nodes import KnownNode
@@ -85,6 +87,16 @@ def test_nothing_else_is_answered(server):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request)
         assert refused.value.code == code
+
+
+def test_a_client_that_says_nothing_is_let_go(monkeypatch):
+    monkeypatch.setattr(fleet_serve, "CLIENT_SECONDS", 0.05)
+    with server_at("127.0.0.1:0", "", [], lambda: Look([], [], "")) as found:
+        threading.Thread(target=found.serve_forever).start()
+        with socket.create_connection(found.server_address, timeout=60) as silent:
+            silent.sendall(b"GET /")
+            assert silent.recv(1) == b""
+        found.shutdown()
 
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1:http", "127.0.0.1:99999"])

@@ -96,6 +96,24 @@ def test_a_claim_is_renewed_while_its_process_lives_and_one_that_is_not_wanted_i
     assert not psutil.pid_exists(child[0])
 
 
+def test_a_claim_that_is_refused_once_and_renewed_then_ends_no_work(tmp_path):
+    go_on, told = os.pipe()
+    renewed = []
+
+    def work(token):
+        os.read(go_on, 1)
+        (tmp_path / "done").touch()
+
+    def renew():
+        renewed.append(len(renewed))
+        if len(renewed) == 6:
+            os.write(told, b"x")
+        return len(renewed) % 2 == 0
+
+    starter.watch(starter.start(work, "token"), renew, seconds=0.05)
+    assert (tmp_path / "done").exists()
+
+
 def test_an_error_of_the_work_ends_its_process_alone(capfd):
     def work(token):
         raise RuntimeError("no work today")

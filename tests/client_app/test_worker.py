@@ -205,6 +205,15 @@ def test_the_worker_stays_and_its_children_end(started):
     assert process.memory_info().rss < held + 5e6
 
 
+@pytest.mark.parametrize(("kind", "counted"), [("train", True), ("delivery", True), ("query", False)])
+def test_weights_that_came_count_whatever_they_came_for(kind, counted, started):
+    folder, _, _, _ = started
+    before = json.loads((folder / "use.json").read_text())["month_bytes"]
+    with suppress(worker.WorkerError):  # no message is empty but a query
+        worker.ask(kind, "", [bytes(1000)], CONFIG | {"state-dir": str(folder)})
+    assert json.loads((folder / "use.json").read_text())["month_bytes"] - before == 1000 * counted
+
+
 def test_the_folder_and_the_socket_are_the_users_alone(started):
     folder, _, _, _ = started
     assert (folder / "worker").stat().st_mode & 0o777 == 0o700

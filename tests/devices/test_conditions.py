@@ -78,6 +78,14 @@ def test_a_battery_that_is_not_charged_keeps_the_device(plugged, rests, tmp_path
     assert resting(tmp_path, charging=True) is None
 
 
+def test_a_kernel_without_power_supplies_has_no_battery(tmp_path, monkeypatch):
+    def sensors_battery():
+        raise FileNotFoundError("/sys/class/power_supply")
+
+    monkeypatch.setattr(conditions.psutil, "sensors_battery", sensors_battery, raising=False)
+    assert resting(tmp_path, charging=True) is None
+
+
 def test_a_busy_device_rests(tmp_path, monkeypatch):
     for percent, rests in ((5.0, False), (80.0, True)):
         monkeypatch.setattr(conditions.psutil, "cpu_percent", lambda seconds, percent=percent: percent)
@@ -93,7 +101,11 @@ def test_a_metered_network_keeps_the_device(interface, told, rests, tmp_path, mo
         f"Iface\tDestination\tGateway\neth9\t0000A8C0\t00000000\n{interface}\t00000000\t0100A8C0\n"
     )
     monkeypatch.setattr(conditions.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(conditions.subprocess, "run", lambda command, **_: SimpleNamespace(stdout=told))
+
+    def run(command, *, env, **_):
+        return SimpleNamespace(stdout=told if env["LC_ALL"] == "C" else "ja (vermutet)\n")
+
+    monkeypatch.setattr(conditions.subprocess, "run", run)
     assert (resting(tmp_path, unmetered=True) is not None) == rests
 
 

@@ -1,20 +1,25 @@
 """Models of a run on their way to its devices, over nodes in this process."""
 
+import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.cli.test_command import invoke
 from tests.deployment import ROOT, Deployment
+from tests.server_app import fake_runs
 from tests.small_run import connected_grid, small_config
 from wildflower.cli.deliver_command import write_programs
 from wildflower.client_app import delivered
 from wildflower.client_app.delivered import CURRENT, PREVIOUS, PROGRAM, ModelFolderError, roll_back, use, version_of
 from wildflower.launch.experiment_file import write_toml
+from wildflower.messages.delivery import Delivery
 from wildflower.server_app.app import run
 from wildflower.server_app.deliveries import newest, read_delivered
 
@@ -76,7 +81,11 @@ def test_a_worse_model_is_not_used(delivered_run, monkeypatch):
     programs = json.loads((again / "tiers.json").read_text()) | {"version": "99-0123456789ab"}
     (again / "tiers.json").write_text(json.dumps(programs))
     scores = {first: 0.9, again.name: 0.8}
-    monkeypatch.setattr(delivered, "score_of", lambda place, task, device: scores[place.resolve().name])
+
+    def score_of(place, task, device):
+        return next(score for version, score in scores.items() if version in place.resolve().name)
+
+    monkeypatch.setattr(delivered, "score_of", score_of)
     run(grid, config.model_copy(update={"resume": True}))
     answer = read_delivered(run_dir)[0]
     assert (answer.used, answer.score, answer.before) == (False, 0.8, 0.9)
@@ -98,6 +107,71 @@ def test_a_program_that_cannot_be_read_is_not_used(delivered_run):
     assert [answer.used for answer in answers.values()] == [False, False]
     assert answers[0].why.startswith("it cannot be used here")
     assert {version_of(place / CURRENT) for place in folders(grid).values()} == {first}
+
+
+@pytest.fixture
+def take(tmp_path, monkeypatch):
+    """Gives a model of a version to a device: (version, score or what it raises) -> its answer."""
+    task = SimpleNamespace(metric=SimpleNamespace(scale=SimpleNamespace(rank=float)), own_test=lambda device: ([], [1]))
+    scores = {}
+
+    def score_of(place, task, device):
+        score = scores[(place / PROGRAM).read_bytes()]
+        if isinstance(score, Exception):
+            raise score
+        return score
+
+    def give(version, score):
+        program = version.encode()
+        scores[program] = score
+        delivery = Delivery(
+            run="r", device=0, version=version, sha256=hashlib.sha256(program).hexdigest(), facts={}, task={}
+        )
+        return delivered.take(delivery, program, task, tmp_path / "model")
+
+    monkeypatch.setattr(delivered, "score_of", score_of)
+    return give
+
+
+def test_a_version_in_use_stays_where_it_comes_again_and_cannot_be_read_now(take, tmp_path):
+    assert take("1-aaaaaaaaaaaa", 0.5).used
+    file = tmp_path / "model" / CURRENT / PROGRAM
+    inode = file.stat().st_ino
+    assert take("1-aaaaaaaaaaaa", 0.5).used
+    assert file.stat().st_ino == inode
+    assert not take("1-aaaaaaaaaaaa", MemoryError("no room")).used
+    assert file.read_bytes() == b"1-aaaaaaaaaaaa"
+
+
+def test_a_version_from_before_stays_where_it_comes_again_and_is_worse(take, tmp_path):
+    take("1-aaaaaaaaaaaa", 0.5)
+    take("2-aaaaaaaaaaaa", 0.6)
+    answer = take("1-aaaaaaaaaaaa", 0.5)
+    assert (answer.used, answer.before) == (False, 0.6)
+    assert roll_back(tmp_path / "model") == "1-aaaaaaaaaaaa"
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(take, tmp_path):
+    (tmp_path / "model" / f".1-aaaaaaaaaaaa.{os.getpid()}.part").mkdir(parents=True)
+    assert take("1-aaaaaaaaaaaa", None).used
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["1-aaaaaaaaaaaa", CURRENT]
+
+
+def test_the_same_models_are_written_once(delivered_run):
+    run_dir, _, _, version = delivered_run
+    (run_dir / "deliver" / "0-0123456789ab").mkdir()
+    (run_dir / "deliver" / "0-0123456789ab" / "tiers.json").write_text("later")
+    assert write_programs(run_dir) == version
+    assert newest(run_dir)[1].version == version
+    assert sorted(path.name for path in (run_dir / "deliver").iterdir()) == ["0-0123456789ab", version]
+
+
+def test_a_run_with_rounds_left_is_not_trained_by_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(fake_runs, "CONFIG", fake_runs.CONFIG | {"rounds": 5})
+    fake_runs.three_rounds(tmp_path / "run")
+    shown = invoke("deliver", tmp_path / "run", "--superlink", "127.0.0.1:1", "--insecure")
+    assert shown.exit_code == 1
+    assert "has 3 of 5 rounds and would go on now" in shown.output
 
 
 def test_the_version_before_is_kept_and_can_be_used_again(tmp_path):

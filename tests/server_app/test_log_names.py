@@ -21,6 +21,7 @@ DEVICES = {3: "kitchen", 4: "attic"}
             "Nodes 17 (kitchen) and 18 (attic) both say they carry device 3 (kitchen)",
         ),
         ("the sum over devices [3, 4, 5] is lost", "the sum over devices [3 (kitchen), 4 (attic), 5] is lost"),
+        ("Device " + 5000 * "3" + " is none", "Device " + 5000 * "3" + " is none"),  # more than int() takes
         ("3 devices and 17 nodes have data", "3 devices and 17 nodes have data"),
     ],
 )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,12 @@ def deliver(
     Without --superlink the models are delivered after the next round of the run. The exit code is 3 where a device does
     not use its model.
     """
+    from wildflower.devices.validation import one_line
     from wildflower.server_app.deliveries import read_delivered
 
     deployment = None if superlink is None else deployment_at(superlink, root_certificates, insecure)
+    if deployment is not None:
+        _check_ended(run_dir)
     version = write_programs(run_dir)
     typer.echo(f"{run_dir / 'deliver' / version}: models of version {version}")
     if deployment is None:
@@ -44,7 +48,7 @@ def deliver(
         [
             str(device),
             answer.version,
-            "in use" if answer.used else f"not used: {answer.why}",
+            "in use" if answer.used else f"not used: {one_line(answer.why)}",
             *("" if score is None else f"{score:.4g}" for score in (answer.score, answer.before)),
         ]
         for device, answer in sorted(said.items())
@@ -53,8 +57,21 @@ def deliver(
     raise typer.Exit(code or (0 if said and all(answer.used for answer in said.values()) else 3))
 
 
+def _check_ended(run_dir: Path) -> None:
+    """Raise UserError where a run has rounds left, which would be trained now."""
+    from wildflower.plugins.user_error import UserError
+    from wildflower.server_app.run_folder import read_config, read_rounds
+
+    done, asked = len(read_rounds(run_dir)), read_config(run_dir).config.get("rounds", 0)
+    if done < asked:
+        raise UserError(
+            f"{run_dir} has {done} of {asked} rounds and would go on now: type wildflower deliver without --superlink. "
+            "While the run goes on, the models are delivered after its next round"
+        )
+
+
 def write_programs(run_dir: Path) -> str:
-    """Write the newest models of a run as programs for its tiers. -> their version."""
+    """Write the newest models of a run as programs for its tiers, unless they are there. -> their version."""
     from wildflower.cli.export import export
     from wildflower.server_app.deliveries import FOLDER, TIERS, Programs
     from wildflower.server_app.models import load_model, tiers_of
@@ -63,11 +80,18 @@ def write_programs(run_dir: Path) -> str:
     folder = run_dir / FOLDER / f".{os.getpid()}.part"
     files = {tier: f"{place}.pt2" for place, tier in enumerate(["", *tiers_of(run_dir)])}
     digest = hashlib.sha256()
-    for tier, name in files.items():
-        digest.update(export(run_dir, tier=tier or None, out=folder / name).read_bytes())
-    version = f"{info.round}-{digest.hexdigest()[:12]}"
-    (folder / TIERS).write_text(Programs(version=version, tiers=files).model_dump_json(indent=1))
-    os.replace(folder, run_dir / FOLDER / version)
+    try:
+        for tier, name in files.items():
+            digest.update(export(run_dir, tier=tier or None, out=folder / name).read_bytes())
+        version = f"{info.round}-{digest.hexdigest()[:12]}"
+        there = run_dir / FOLDER / version / TIERS
+        if there.exists():
+            os.utime(there)  # the newest again
+        else:
+            (folder / TIERS).write_text(Programs(version=version, tiers=files).model_dump_json(indent=1))
+            os.replace(folder, there.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return version
 
 

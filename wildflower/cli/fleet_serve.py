@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from wildflower.server_app.run_records import DeviceRecord
 
 LOOK_SECONDS = 10.0  # between two looks at the run's folder, however many ask
+CLIENT_SECONDS = 10.0  # that a client may say nothing, or read nothing
 SILENT_SECONDS, REFUSALS = 1800.0, 3  # without contact, and in a row, from which on a device is an alert
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="30">
 <title>{{ title }}</title>
@@ -72,6 +74,7 @@ def metrics_of(
 ) -> str:
     """Return the figures of devices in Prometheus' text format."""
     figures: dict[str, list[tuple[str, float]]] = {}
+    trained = Counter(record.device for record in records if record.outcome == "trained")
 
     def add(name: str, labels: str, value: float | None) -> None:
         if value is not None:
@@ -90,7 +93,7 @@ def metrics_of(
         add("device_throttled", labels, report.throttled)
         add("device_resting", labels, report.resting is not None)
         add("device_quarantined", labels, last.quarantined is not None)
-        add("device_rounds_trained", labels, sum(r.device == last.device and r.outcome == "trained" for r in records))
+        add("device_rounds_trained", labels, trained[last.device])
     add("alerts", "", alerts)
     lines = []
     for name, values in figures.items():
@@ -113,10 +116,13 @@ def server_at(address: str, title: str, headers: Sequence[str], look: Callable[[
     def newest() -> Look:
         with lock:
             if "look" not in seen or time.monotonic() - seen["look"][0] > LOOK_SECONDS:
-                seen["look"] = time.monotonic(), look()
+                found = look()
+                seen["look"] = time.monotonic(), found
             return seen["look"][1]
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = CLIENT_SECONDS
+
         def do_GET(self) -> None:
             if self.path not in ("/", "/metrics"):
                 self.send_error(404)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -100,7 +101,10 @@ def rest_of(
 
 
 def _charging() -> bool:
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    try:
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    except OSError:  # of a kernel that knows of no power supplies
+        return True
     return battery is None or battery.power_plugged is not False
 
 
@@ -116,8 +120,9 @@ def _metered(root: Path) -> str:
     if not interface or (manager := shutil.which("nmcli")) is None:
         return ""
     command = [manager, "-g", "GENERAL.METERED", "device", "show", interface]
+    english = os.environ | {"LC_ALL": "C"}  # or a board in Munich would say "ja"
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout
+        told = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, env=english).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     return interface if told.startswith("yes") else ""
