@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wildflower.models.composition import Frame, Profile, total
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost
 from wildflower.models.elastic import ElasticSpace
-from wildflower.models.profile import AnyPiece, Frame, Profile, pieces, total
+from wildflower.models.profile import AnyPiece, pieces
 from wildflower.models.space import Space
 
 Picks = tuple[int, ...]

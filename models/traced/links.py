@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from wildflower.models.architecture import Architecture
+from wildflower.models.composition import Frame, Profile, total
 from wildflower.models.cost import Convolution
 from wildflower.models.network import Network
-from wildflower.models.profile import Frame, Profile, total
 from wildflower.models.trace import follow
 from wildflower.models.traced.graph import GETITEM, Graph, Operation, StateTensor
 from wildflower.models.traced.price import Copies, Factors, Product, Recorder

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from wildflower.models.composition import Frame, total
 from wildflower.models.cost import cost
 from wildflower.models.densenet import DenseNet121
-from wildflower.models.profile import Frame, pieces, profile, total
+from wildflower.models.profile import pieces, profile
 
 torch.set_num_threads(1)
 TINY = {"input_shape": (3, 16, 16), "growth": 2}

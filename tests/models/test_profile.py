@@ -4,11 +4,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wildflower.models.composition import Frame, total
 from wildflower.models.convolutions import Conv
 from wildflower.models.cost import OPTIMIZERS, cost
 from wildflower.models.family import FAMILIES, make_family
 from wildflower.models.layers import Block, Channels, Flatten, Linear, Relu
-from wildflower.models.profile import Frame, Piece, pieces, profile, total
+from wildflower.models.profile import Piece, pieces, profile
 
 torch.set_num_threads(1)
 

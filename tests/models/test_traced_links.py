@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from wildflower.devices.budget import Budget
+from wildflower.models.composition import Frame, total
 from wildflower.models.family import make_family
-from wildflower.models.profile import Frame, total
 from wildflower.models.space import Space
 from wildflower.models.traced.links import pieces_of
 from wildflower.strategies.search import ExactSearch
