@@ -22,7 +22,9 @@ class Noise:
     def __init__(self, family: Family, weights: Weights) -> None:
         self._token = int(getattr(family, "pad_id", None) == 0)  # any but that of padding, which nothing attends to
         modules = family.without_memory(family.full()).named_modules()
-        self._embedding = next((name for name, module in modules if isinstance(module, nn.Embedding)), None)
+        found = (name for name, module in modules if isinstance(module, nn.Embedding))
+        # Of images an embedding is one of positions, and stays.
+        self._embedding = next(found, None) if family.input_dtype == torch.int64 else None
         self._shape, self._mean, self._spread = family.input_shape, torch.zeros(()), torch.ones(())
         if self._embedding is not None:
             table = weights[f"{self._embedding}.weight"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.client_app.work_orders import Apart, answers, batch, packed, work_order
 from wildflower.client_app import side_by_side, stack, work
@@ -113,6 +114,21 @@ def test_numbers_of_examples_steps_and_widths(counts, width, batch_size, steps, 
 def test_dropout_draws_what_each_device_draws_alone(micro):
     training = LocalTraining(batch_size=7, epochs=2, micro_batch_size=micro, learning_rate=0.02)
     assert_alike(lambda: fits_of([9, 23, 14], 0.25, training, DROPPING))
+
+
+@pytest.mark.parametrize("counts", [[9, 23, 14], [7, 7, 7, 7, 7, 7, 7]])
+def test_dropout_right_after_a_convolution(counts):
+    training = LocalTraining(batch_size=7, epochs=2, learning_rate=0.02)
+
+    def make():
+        fits = fits_of(counts, 0.125, training, FAMILIES[1])
+        for fit in fits:
+            block = fit.model.get_submodule("block2")
+            block.conv.bias = None  # else the sum with it puts the rows in front
+            block.conv = nn.Sequential(block.conv, nn.Dropout(0.5))
+        return fits
+
+    assert_alike(make)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.7])

@@ -284,3 +284,17 @@ def test_tables_of_embeddings_are_modules_so_that_noise_finds_them():
     with torch.no_grad():
         right = module.head(module.lstm(inputs)[0][:, -1])
         assert torch.allclose(noise.reader(network, family.place(family.full()))(inputs), right, atol=1e-6)
+
+
+def test_embeddings_of_an_image_s_positions_are_no_place_for_noise():
+    family = family_of("Placed")
+    weights = family.initial()
+    noise = Noise(family, weights)
+    images = noise.draw(4, torch.Generator().manual_seed(0))
+    assert images.shape == (4, 1, 8, 8)
+    network = with_weights(family, family.full(), weights).eval()
+    module = own_traced.Placed(7).eval()
+    module.load_state_dict(weights)
+    with torch.no_grad():
+        read = noise.reader(network, family.place(family.full()))(images)
+        assert torch.allclose(read, module(images), atol=1e-6)

@@ -127,6 +127,7 @@ def test_the_number_of_workers_changes_no_bit(tmp_path):
         {"strategy": "heterofl"},
         {"strategy": "fedrolex", "schedule.kind": "cosine"},
         {"strategy": "one-model", "wire": "int8"},
+        {"strategy": "anycostfl", "anycostfl.beta": 1.0},
         {"strategy": "fedavg", "fedavg.use": "affordable", "both-models": True, "freeze": "block1"},
     ],
     ids=lambda changes: changes["strategy"],
@@ -155,6 +156,24 @@ def test_a_resumed_run_goes_on_with_the_devices_at_work(tmp_path, changes):
             other.record["simulated_seconds"],
             other.record["training_bytes_down"],
         }
+
+
+def test_channels_that_follow_from_the_model_stay_those_that_a_device_was_sent(tmp_path):
+    changes = {"strategy": "anycostfl", "anycostfl.beta": 1.0, "learning-rate": 1.0}
+    states = []
+    for resumed in (False, True):
+        config = buffered(tmp_path, output_dir=str(tmp_path / str(resumed)), **changes)
+        engine, scorer = started(config)
+        rounds(engine, simulated_grid(2), scorer, (1,))
+        if resumed:
+            checkpoint.save(tmp_path, Checkpoint(1, engine.population.now_seconds, engine.state()))
+            saved = checkpoint.load(tmp_path)
+            engine, scorer = started(config)
+            engine.load(saved.state)
+            engine.population.now_seconds = saved.now_seconds
+        rounds(engine, simulated_grid(2), scorer, range(2, 5))
+        states.append(engine.state().tensors)
+    assert same_bits(*states)
 
 
 @by_method(name for name in METHODS if averages(name))

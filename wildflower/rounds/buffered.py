@@ -36,11 +36,13 @@ from wildflower.messages.orders import StepReference
 from wildflower.messages.sums import split
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights
 from wildflower.models.architecture import Architecture
+from wildflower.models.family import Family
+from wildflower.models.placement import Coordinates, leading
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.exchange import Failure, pull
 from wildflower.rounds.hooks import Round
 from wildflower.rounds.requests import Assignment, Held, Work, by_device, devices_that_trained
-from wildflower.strategies.method import Contribution, Group, Order, State, client_step_of
+from wildflower.strategies.method import Contribution, Group, Order, Selection, State, client_step_of
 
 FRESH = 64
 """The weight of an update that is not stale, times which a device's own weight is taken.
@@ -246,7 +248,11 @@ class BufferedEngine(Engine):
         numbers: dict[Held, int] = {}
         devices = []
         for found in self.at_work.values():
-            orders = [_to_json(a, numbers.setdefault(a.held, len(numbers))) for a in found.orders if a.held is not None]
+            orders = [
+                _to_json(a, numbers.setdefault(a.held, len(numbers)), self.method.family)
+                for a in found.orders
+                if a.held is not None
+            ]
             devices.append({"device": found.device, "end": found.end, "orders": orders})
         tensors = {
             f"{_TENSORS}{number}/{tensor_set}/{name}": tensor
@@ -280,7 +286,12 @@ class BufferedEngine(Engine):
         self.method.family.validate(architecture)
         order = Order(device, architecture, values["place"], values["after"])
         step = client_step_of(StepReference(**values["client_step"]))
-        a = self.asking.ask(order, self.method.selection(device, architecture), Budget(**values["budget"]), step)
+        selection = self.method.selection(device, architecture)
+        if values["selected"] != _selected(self.method.family, architecture, selection):
+            # It followed from the model of then.
+            indices = {group: torch.tensor(kept) for group, kept in values["selected"].items()}
+            selection = Selection(lambda _: lambda group, full, kept: indices[group])
+        a = self.asking.ask(order, selection, Budget(**values["budget"]), step)
         a.held, a.timing = held, Timing(*values["timing"])
         return a
 
@@ -314,13 +325,28 @@ def _node(found: AtWork) -> int:
     return node
 
 
-def _to_json(a: Assignment, held: int) -> dict[str, Any]:
+def _selected(family: Family, architecture: Architecture, selection: Selection) -> dict[str, list[int]]:
+    """Return which channels a sub-model takes of every group; {} where these are the leading ones."""
+    found: dict[str, list[int]] = {}
+
+    def select(group: str, full: int, kept: int) -> Coordinates:
+        coordinates = selection.select(group, full, kept)
+        found[group] = list(range(full))[coordinates] if isinstance(coordinates, slice) else coordinates.tolist()
+        return coordinates
+
+    if selection.select is not leading:
+        family.place(architecture, select)
+    return found
+
+
+def _to_json(a: Assignment, held: int, family: Family) -> dict[str, Any]:
     assert a.timing is not None
     order = a.task.order
     return {
         "place": order.place,
         "after": order.after,
         "architecture": order.architecture.to_json(),
+        "selected": _selected(family, order.architecture, a.task.selection),
         "budget": a.budget.to_json(),
         "client_step": a.task.client_step.reference().model_dump(mode="json"),
         "timing": list(astuple(a.timing)),
