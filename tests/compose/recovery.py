@@ -577,10 +577,11 @@ def test_a_key_is_copied(nodes, note):
     run, before = nodes.run, nodes.run.rounds()
     options: dict[str, Any] = {"again": True, "log": "copy.log", "state-dir": f"{run.folder}/copy"}
     with one_more(nodes.deployment, 0, NODES, **options):
-        wait_for("Flower refuses the copy", lambda: "Exit Code: 305" in nodes.log_of("copy"), LONGEST_SECONDS)
+        told = "the server refuses this node's key"
+        wait_for("the copy is refused", lambda: told in nodes.log_of("copy"), LONGEST_SECONDS)
         seconds = run.next_round()
         assert devices_in(run, len(before)) == set()
-    seen = "the second board ends with Flower's code 305 as long as the first is there; the first does not notice"
+    seen = "the second board says that its key is refused, as long as the first is there, which does not notice"
     note("copied key: a second board while the first is there", seen, seconds, before, run.rounds())
 
 
