@@ -35,6 +35,7 @@ family = "vgg"
 family-arguments = "block_channels = [2, 4, 32], exits = [0, 1, 2]"
 strategy = "depthfl"
 depthfl.alpha = 0.1  # devices keep corrections from one round to the next
+learning-rate = 0.001  # so small that a hundred rounds do not diverge
 fleet = ""
 devices = {NODES}
 devices-per-round = {NODES}
