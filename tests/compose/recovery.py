@@ -557,7 +557,9 @@ def test_a_node_sends_hostile_replies(nodes, note):
     lost = run.wait_for_device(2, len(before), False)
     assert lost.outcome.startswith("refused: ")
     assert run.rounds()[lost.round - 1].server_seconds["absorb"] < 1
-    wait_for("the node is quarantined", lambda: f"Node {lost.node} (node-2) is quarantined" in run.log(), LONGEST_SECONDS)
+    wait_for(
+        "the node is quarantined", lambda: f"Node {lost.node} (node-2) is quarantined" in run.log(), LONGEST_SECONDS
+    )
     flag.unlink()
     refused = [d.round for d in run.devices() if d.device == 2 and d.outcome.startswith("refused")]
     assert len(refused) == 3
