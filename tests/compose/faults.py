@@ -548,8 +548,9 @@ def test_devices_out_of_memory_lose_their_work_and_get_smaller_models(deployment
     try:
         for done in (squeezed, filled, bounded):
             done.result()
-        # Node 1 loses memory while it trains, or a little later: its next report may be older than that.
-        behind = {device: hit for device in range(4)} | {1: len(deployment.journal("memory")) + 1}
+        # Node 1 loses memory while it trains, or after it has answered, while the round waits for others: the report by
+        # which the round after that one gives it a model may be older.
+        behind = {device: hit for device in range(4)} | {1: len(deployment.journal("memory")) + 2}
         after = {
             device: wait_for_device(deployment, "memory", device, behind[device], process, 300) for device in behind
         }
