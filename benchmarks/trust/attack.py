@@ -18,6 +18,7 @@ import numpy as np
 from flwr.app import Message
 
 import wildflower.server_app.app
+from benchmarks.trust.small_runs import small_run
 from tests.grid import InProcessGrid
 from tests.small_run import changed_reply
 from wildflower.client_app import context, work, worker
@@ -32,17 +33,7 @@ RESULTS = Path(__file__).with_name("attack.json")
 AGGREGATIONS = ("mean", "trimmed-mean", "median", "norm-bounded-mean")
 ATTACKS = ("none", "scaled", "sign-flipped", "label-flipped")
 ROUNDS, DEVICES = 30, 10
-COMMON: dict[str, Any] = {
-    "family": "lenet5",
-    "strategy": "fedavg",
-    "partition": "iid",
-    "fleet": "",
-    "devices": DEVICES,
-    "devices-per-round": DEVICES,
-    "rounds": ROUNDS,
-    "evaluate-every": ROUNDS,
-    "evaluate-tiers": False,
-}
+COMMON = small_run(DEVICES, ROUNDS)
 TASKS: dict[str, dict[str, Any]] = {
     "digits": COMMON | {"task": "digits"},
     "fashion-mnist": COMMON | {"task": "fashion-mnist", "local-steps": 20, "batch-size": 32},

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from benchmarks.trust.privacy import digest
+from benchmarks.trust.small_runs import small_run
 from tests.deployment import Deployment
 from wildflower.launch.experiment_file import write_toml
 from wildflower.server_app import checkpoint
@@ -48,17 +49,9 @@ class PartlyLost(FedAvg):
     def client_step(self, order):
         return Half()
 '''
-EXPERIMENT: dict[str, Any] = {
+EXPERIMENT = small_run(DEVICES, ROUNDS) | {
     "task": "digits",
-    "family": "lenet5",
     "strategy": "partly_lost:PartlyLost",
-    "partition": "iid",
-    "fleet": "",
-    "devices": DEVICES,
-    "devices-per-round": DEVICES,
-    "rounds": ROUNDS,
-    "evaluate-every": ROUNDS,
-    "evaluate-tiers": False,
     "local-steps": 5,
     "seed": 1,
 }

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.trust.small_runs import small_run
 from tests.deployment import Deployment
 from wildflower.launch.experiment_file import write_toml
 from wildflower.server_app.run_folder import JournalError, read_rounds
@@ -30,20 +31,7 @@ from wildflower.server_app.run_folder import JournalError, read_rounds
 RESULTS = Path(__file__).with_name("starts.json")
 BUSY, DEVICES, ROUNDS = 25, 2, 2
 LONGEST_SECONDS = 300.0
-EXPERIMENT: dict[str, Any] = {
-    "task": "digits",
-    "family": "lenet5",
-    "strategy": "fedavg",
-    "partition": "iid",
-    "fleet": "",
-    "devices": DEVICES,
-    "devices-per-round": DEVICES,
-    "rounds": ROUNDS,
-    "evaluate-every": ROUNDS,
-    "evaluate-tiers": False,
-    "local-steps": 5,
-    "seed": 1,
-}
+EXPERIMENT = small_run(DEVICES, ROUNDS) | {"task": "digits", "local-steps": 5, "seed": 1}
 
 
 class Starts:

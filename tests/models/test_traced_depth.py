@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.models.traced_weights import lively
 from tests.small_run import simulated_grid, small_config
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import cost
@@ -22,16 +23,6 @@ def family_of(name, **more):
     tokens = name in ("Words", "Tied")
     shape = [6] if tokens else [1, 8, 8]
     return make_family({"name": f"own_traced:{name}", "input_shape": shape, "classes": 7, "tokens": tokens} | more)
-
-
-def weights_of(family):
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        weights = family.initial()
-        return {
-            name: value.abs() + 0.5 if name.endswith("running_var") else value + 0.1 * torch.randn_like(value)
-            for name, value in weights.items()
-        }
 
 
 class Nothing(nn.Module):
@@ -71,7 +62,7 @@ def test_blocks_are_those_of_the_network():
 def test_a_network_without_a_block_is_the_module_without_it(name, training):
     family = family_of(name)
     arch = family.architecture(without=[STACKED[name]])
-    weights = weights_of(family)
+    weights = lively(family)
     cut = with_weights(family, arch, family.place(arch).gather(weights)).train(training)
     module = getattr(own_traced, name)(7)
     module.load_state_dict(weights, strict=False)
@@ -128,7 +119,7 @@ def test_exits_are_found(name):
     assert len(names) > 1
     assert not family.stacks
     assert sorted(group for groups in family.segments.values() for group in groups) == sorted(family.groups)
-    whole = with_weights(family, family.full(), weights_of(family)).eval()
+    whole = with_weights(family, family.full(), lively(family)).eval()
     inputs = torch.randint(0, 7, (3, 6)) if name in ("Words", "Tied") else torch.randn(3, 1, 8, 8)
     exits = whole.exits(inputs)
     assert torch.equal(exits[-1], whole(inputs))
@@ -146,7 +137,7 @@ def test_exits_are_found(name):
 def test_an_exit_is_a_mean_and_a_linear_head():
     family = family_of("Residual", exits=["layer1"])
     assert list(family.segments) == ["exit1", "fc"]
-    weights = weights_of(family)
+    weights = lively(family)
     module = own_traced.Residual(7).eval()
     module.load_state_dict(weights, strict=False)
     inputs = torch.randn(4, 1, 8, 8)
@@ -163,7 +154,7 @@ def test_an_exit_is_a_mean_and_a_linear_head():
 
 def test_an_exit_of_positions_is_their_mean():
     family = family_of("Patches", exits=["blocks.0"])
-    weights = weights_of(family)
+    weights = lively(family)
     module = own_traced.Patches(7).eval()
     module.load_state_dict(weights, strict=False)
     inputs = torch.randn(4, 1, 8, 8)

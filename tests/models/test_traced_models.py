@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.models.traced_weights import lively
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
@@ -47,17 +48,6 @@ def batch(name, size=5):
     if name in TOKENS:
         return torch.randint(0, 7, (size, 6), generator=generator)
     return torch.randn(size, 1, 8, 8, generator=generator)
-
-
-def lively(family):
-    """Weights none of which is 0, and statistics that are no others' either."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        weights = family.initial()
-        return {
-            name: value.abs() + 0.5 if name.endswith("running_var") else value + 0.1 * torch.randn_like(value)
-            for name, value in weights.items()
-        }
 
 
 @pytest.mark.parametrize("name", [*IMAGES, *TOKENS])

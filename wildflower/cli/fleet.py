@@ -135,6 +135,8 @@ def fleet_rows(
         known: what the SuperLink says of its nodes; none where it was not asked.
         now: seconds since 1970.
     """
+    from wildflower.launch.known_nodes import heard_at
+
     plans = {device.device: device for device in plan.devices}
     last_of = {record.device: record for record in records}
     got = {record.device: record.parameters for record in records if record.parameters}
@@ -149,7 +151,7 @@ def fleet_rows(
             [
                 f"{last.device} {(node and node.name) or last.name or last.report.kind}",
                 f"quarantined: {last.quarantined}" if last.quarantined else node.status if node else "",
-                _ago(node.seen if node and node.seen else last.reported_at, now),
+                _ago(heard_at(last, node), now),
                 _memory(last),
                 _link(last.report.down_mbit_per_s),
                 _link(last.report.up_mbit_per_s),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 from typing_extensions import override
 
+from wildflower.launch.known_nodes import heard_at
 from wildflower.plugins.user_error import UserError
 from wildflower.server_app.units import seconds_text
 
@@ -59,7 +60,7 @@ def alerts_of(
             known.get(last.node),
             outcomes.get(last.device),
         )
-        silent_seconds = now - (node.seen if node and node.seen else last.reported_at)
+        silent_seconds = now - heard_at(last, node)
         if silent_seconds > SILENT_SECONDS:
             found.append(f"{who}: no contact for {seconds_text(round(silent_seconds))}")
         if newest and len(newest) >= REFUSALS and all(o.startswith("refused") for o in newest[-REFUSALS:]):
@@ -83,7 +84,7 @@ def metrics_of(
     for last in reports:
         report, node = last.report, known.get(last.node)
         labels = f'{{device="{last.device}",name="{_escaped(last.name)}",kind="{_escaped(report.kind)}"}}'
-        add("device_seen_timestamp_seconds", labels, node.seen if node and node.seen else last.reported_at)
+        add("device_seen_timestamp_seconds", labels, heard_at(last, node))
         add("device_online", labels, None if node is None else node.status == "online")
         add("device_memory_available_bytes", labels, report.memory_available_bytes)
         add("device_memory_factor", labels, last.memory_factor)

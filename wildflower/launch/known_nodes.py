@@ -12,6 +12,8 @@ from wildflower.launch.superlink import FlowerError
 if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo
 
+    from wildflower.server_app.node_records import LastReport
+
 HEARTBEATS = 2  # of them a node may miss before Flower takes it for gone
 
 
@@ -28,6 +30,11 @@ class KnownNode:
     name: str
     status: str
     seen: float | None
+
+
+def heard_at(last: LastReport, node: KnownNode | None) -> float:
+    """Return when a device was heard of last, in seconds since 1970: by a heartbeat, or else when it reported."""
+    return node.seen if node and node.seen else last.reported_at
 
 
 def known_nodes(deployment: Deployment) -> dict[int, KnownNode]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from wildflower.messages.orders import Hex64, Line, NonNegative
+from wildflower.messages.orders import Hex64, Line, NonNegative, Typed
 
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}-[0-9a-f]{12}$")]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
-
-
-class Delivery(_Model):
+class Delivery(Typed):
     """A model for a device; its message brings the program as an array.
 
     Attributes:
@@ -33,7 +29,7 @@ class Delivery(_Model):
     task: dict[str, Any]
 
 
-class Delivered(_Model):
+class Delivered(Typed):
     """The answer of a device to a delivery.
 
     Attributes:

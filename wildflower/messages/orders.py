@@ -56,12 +56,14 @@ Facts = Annotated[
 ]
 
 
-class _Model(BaseModel):
+class Typed(BaseModel):
+    """The base of what messages hold."""
+
     # Strict: a number in quotes is another type. A diverged model's loss is NaN, and says so.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
 
-class StepReference(_Model):
+class StepReference(Typed):
     """The client step of a method, as it travels: what the device does with its data.
 
     name: "package.module:Class". settings: the fields of that class, which its own validation reads.
@@ -71,7 +73,7 @@ class StepReference(_Model):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-class LocalTraining(_Model):
+class LocalTraining(Typed):
     """The training of a device: epochs over its data, or a number of steps if `steps` is given.
 
     learning_rates: parts of the model that have another learning rate, and how many times the usual one that is.
@@ -117,7 +119,7 @@ class LocalTraining(_Model):
         return self
 
 
-class Merge(_Model):
+class Merge(Typed):
     """The way in which a node adds up the updates of its devices before it answers.
 
     weighting: every device counts by its examples, or all alike.
@@ -128,7 +130,7 @@ class Merge(_Model):
     present_classes: bool = False
 
 
-class ModelOrder(_Model):
+class ModelOrder(Typed):
     """The orders that bring a device a model, to train it or to score it.
 
     Attributes:
@@ -176,7 +178,7 @@ class WorkOrder(ModelOrder):
     masked_with: list[NonNegative] = Field(default_factory=list)
 
 
-class ToNode(_Model):
+class ToNode(Typed):
     """The messages that carry orders to one node.
 
     Attributes:
@@ -217,7 +219,7 @@ class Batch(ToNode):
     orders: list[WorkOrder] = Field(min_length=1)
 
 
-class Update(_Model):
+class Update(Typed):
     """The answer of one device to one order.
 
     Attributes:
@@ -254,7 +256,7 @@ class Update(_Model):
     report: Report | None = None
 
 
-class SumHeader(_Model):
+class SumHeader(Typed):
     """A sum of one tensor set over devices of one group: their orders, its weight, also per class, and its array."""
 
     group: NonNegative
@@ -265,7 +267,7 @@ class SumHeader(_Model):
     payload: NonNegative
 
 
-class Reply(_Model):
+class Reply(Typed):
     """The answer of one node to one batch."""
 
     run: Line
@@ -281,7 +283,7 @@ Confirmation = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 MAX_SHARES = 1024
 
 
-class Member(_Model):
+class Member(Typed):
     """The public facts of a device whose update is added up under masks: two keys, and a hash of its own seed."""
 
     device: NonNegative
@@ -290,7 +292,7 @@ class Member(_Model):
     own_seed_hash: Hex64
 
 
-class KeyOrder(_Model):
+class KeyOrder(Typed):
     """One step of secure aggregation for one device (masks.py); which one follows from what it is given.
 
     With weights it makes keys of a new round. With members it seals shares of its seeds for each of them. With blocks
@@ -324,7 +326,7 @@ class KeyBatch(ToNode):
     orders: list[KeyOrder] = Field(min_length=1)
 
 
-class KeyAnswer(_Model):
+class KeyAnswer(Typed):
     """The answer of one device to a `KeyOrder`; `error` if it could not.
 
     Attributes:
@@ -348,7 +350,7 @@ class KeyAnswer(_Model):
     error: Line | None = None
 
 
-class KeyReply(_Model):
+class KeyReply(Typed):
     """The answer of one node to a `KeyBatch`."""
 
     run: Line
@@ -384,7 +386,7 @@ class EvaluationBatch(ToNode):
 Sums = Annotated[list[float], Field(max_length=MAX_SUMS, fail_fast=True)]
 
 
-class Score(_Model):
+class Score(Typed):
     """Sums of the task's metric and of the losses of one evaluation order; `error` where it could not be done.
 
     beside: the metric's sums of further networks, over the same examples, in the order of `ClientStep.scored_beside`.
@@ -398,7 +400,7 @@ class Score(_Model):
     error: Line | None = None
 
 
-class EvaluationReply(_Model):
+class EvaluationReply(Typed):
     """The answer of one node to one evaluation batch."""
 
     run: Line
@@ -406,7 +408,7 @@ class EvaluationReply(_Model):
     scores: list[Score] = Field(max_length=MAX_ORDERS, fail_fast=True)
 
 
-class DataQuestion(_Model):
+class DataQuestion(Typed):
     """The question about data that devices hold themselves: sums and counts, never an example.
 
     moments: whether sums per channel are needed, to normalize inputs.
@@ -417,14 +419,14 @@ class DataQuestion(_Model):
     moments: bool
 
 
-class DataAnswer(_Model):
+class DataAnswer(Typed):
     """The answer of a node about its device's data."""
 
     run: Line
     said: Summary
 
 
-class NodeReport(_Model):
+class NodeReport(Typed):
     """A node's answer to a query: the device it carries and that device's report."""
 
     device: NonNegative
