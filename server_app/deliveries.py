@@ -1,7 +1,7 @@
 """Models of a run on their way to its devices: `wildflower deliver` writes them into the run's folder.
 
-`deliver/VERSION` holds a program for each tier, and `tiers.json`, which is written last. After every round, and where a
-run that has ended is gone on with, the newest version is sent to the devices that are there and have not been sent it.
+`deliver/VERSION` holds a program for each tier, and `tiers.json`, which is written last. After every round, and when
+a run that has ended is continued, the newest version is sent to the devices that are there and have not been sent it.
 `delivered.json` has what each device said.
 """
 

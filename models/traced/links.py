@@ -3,7 +3,7 @@
 A link ends where a single result is alive. A training step is followed once with primes for widths
 (`wildflower.models.traced.price`), and what it allocates and frees is divided at the ends of links, on the way there
 and on the way back. So the cost of a link is known for all widths, and that of the module composes from those of its
-links as in `wildflower.models.profile`. A block that is left out is some links that are left out.
+links as in `wildflower.models.composition`. A block that is left out is some links that are left out.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def rest_of(
 ) -> Rest | None:
     """Return why a device takes no part now; None where it does.
 
-    What cannot be measured does not keep it: a machine without a battery charges, one without a sensor is cool.
+    What cannot be measured keeps nobody out: without a battery it counts as charging, without a sensor as cool.
 
     Args:
         owner: whose conditions must all hold.

@@ -45,7 +45,7 @@ from wildflower.rounds.requests import Assignment, Held, Work, by_device, device
 from wildflower.strategies.method import Contribution, Group, Order, Selection, State, client_step_of
 
 FRESH = 64
-"""The weight of an update that is not stale, times which a device's own weight is taken.
+"""The weight of an update that is not stale. It multiplies the device's own weight.
 
 A power of 2, so that rounds in which nothing is stale have the bits of synchronous ones.
 """
@@ -83,7 +83,7 @@ class BufferedEngine(Engine):
     @override
     def sample(self, grid: Grid, number: int) -> Round:
         """Begin a round with as many new devices as there are places."""
-        if self.population.simulated:  # whoever left takes its update along
+        if self.population.simulated:  # the update of who left is lost
             there = set(self.population.connected(grid, list(self.at_work)))
             self.at_work = {device: found for device, found in self.at_work.items() if device in there}
         round = super().sample(grid, number)
