@@ -8,22 +8,19 @@ Each figure is two SVG files, for light and for dark pages. The same data and th
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
 from benchmarks.asynchronous import run as asynchronous
-from benchmarks.fashion_mnist.run import delivered as delivered_by_width
-from benchmarks.inclusivefl.run import delivered as delivered_by_depth
-from benchmarks.runs import todays_names
+from benchmarks.dots import STUDIES, Theme, draw_dots, read
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
@@ -32,12 +29,6 @@ THEMES = {
     "light": {"text": "#24292f", "grid": "#d0d7de", "colors": ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#6e7781")},
     "dark": {"text": "#e6edf3", "grid": "#3d444d", "colors": ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#8b949e")},
 }
-Theme = Mapping[str, Any]
-
-
-def read(path: str) -> Any:
-    """Return what a recorded JSON file below benchmarks/ holds."""
-    return json.loads((HERE / path).read_text(encoding="utf-8"))
 
 
 # Delivered accuracy ---------------------------------------------------------------------------------------------------
@@ -131,26 +122,20 @@ def draw_time_and_bytes(figure: Figure, theme: Theme) -> None:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def memory() -> dict[str, list[tuple[float, float]]]:
-    """Return the predicted and the measured peak in MB of every case, by family."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for case in read("memory/results.json")["cases"]:
-        pair = case["predicted_bytes"] / 1e6, case["measured_bytes"] / 1e6
-        found.setdefault(case["family"]["name"], []).append(pair)
-    return found
-
-
-def draw_memory(figure: Figure, theme: Theme) -> None:
+def draw_memory(figure: Figure, theme: Theme, file: str) -> None:
     """Draw the measured peak of training over the predicted one, both logarithmic, with a band of 12 %."""
     figure.set_size_inches(5.5, 4)
     panel = figure.subplots()
-    cases = [pair for pairs in memory().values() for pair in pairs]
+    cases = [(case["predicted_bytes"] / 1e6, case["measured_bytes"] / 1e6) for case in read(file)["cases"]]
     ends = min(min(pair) for pair in cases), max(max(pair) for pair in cases)
     panel.plot(ends, ends, color=theme["colors"][4], linewidth=1)
     lower, upper = [0.88 * end for end in ends], [1.12 * end for end in ends]
     panel.fill_between(ends, lower, upper, color=theme["colors"][4], alpha=0.25, linewidth=0, label="within 12 %")
     panel.plot(*zip(*cases, strict=True), "o", color=theme["colors"][0], markersize=4, alpha=0.75)
     panel.set(xscale="log", yscale="log", xlabel="predicted peak (MB)", ylabel="measured peak (MB)")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.set_minor_formatter(NullFormatter())
     panel.legend(frameon=False, loc="upper left")
 
 
@@ -228,122 +213,12 @@ def draw_asynchronous(figure: Figure, theme: Theme) -> None:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
 
 
-# Methods of a study ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A panel of recorded results: `row` makes a result's name of a method's, `score` reads a seed, 0 to 1."""
-
-    title: str
-    file: str
-    score: Callable[[Mapping[str, Any]], float]
-    row: str = "{}"
-
-
-@dataclass(frozen=True)
-class Dots:
-    """A study's panels and methods. Those that begin with `lead`, which the page is about, have another color."""
-
-    score: str
-    lead: str
-    panels: tuple[Panel, ...]
-    rows: str  # the methods, from top to bottom, with semicolons between them
-
-
-def final(seed: Mapping[str, Any]) -> float:
-    """Return the score of the whole model after the last round."""
-    return todays_names(seed)["final_score"]
-
-
-def widths(seed: Mapping[str, Any]) -> float:
-    """Return the mean over devices of five widths of what they would be given."""
-    return delivered_by_width(seed, tiers=5)
-
-
-STUDIES = {
-    "fashion-mnist": Dots(
-        "accuracy of the model that a device gets, mean over devices (%)",
-        "heterofl",
-        (Panel("five widths of a CNN", "fashion_mnist/results.json", widths),),
-        "all-large; fedprox; fedadam; all-small; heterofl; search; search-distilled; fjord; anycostfl; "
-        "federated-dropout; fedrolex",
-    ),
-    "hypemefed": Dots(
-        "accuracy of the final exit (%)",
-        "exits",
-        tuple(
-            Panel(title, "hypemefed/results-preliminary.json", final, row)
-            for title, row in {"even data": "{}", "few classes per device": "{}-few-classes"}.items()
-        ),
-        "all-large; all-small; exclusive; exits; exits-and-hypernetworks; exits-and-hypernetworks-all; "
-        "exits-stale-layers",
-    ),
-    "inclusivefl": Dots(
-        "accuracy of the model that a device gets, mean over devices (%)",
-        "inclusivefl",
-        tuple(
-            Panel(
-                title,
-                "inclusivefl/results.json",
-                lambda seed: delivered_by_depth("40/40/20", seed) / 100,
-                f"{task} | 40/40/20 | {{}}",
-            )
-            for title, task in {"7 classes": "coarse", "47 classes": "fine"}.items()
-        ),
-        "all-large; all-small; heterofl; flexifed, max; depthfl; inclusivefl, no momentum; inclusivefl",
-    ),
-    "model-search": Dots(
-        "accuracy of the whole model (%)",
-        "search",
-        tuple(Panel(title, f"model_search/results-{title.lower()}.json", final) for title in ("ResNet", "ViT", "BERT")),
-        "largest; smallest; search; search-distilled; anycostfl; heterofl; federated-dropout; fedrolex; fjord",
-    ),
-    "rafl": Dots(
-        "accuracy of the model that travels, after round 40 (%)",
-        "rafl",
-        tuple(
-            Panel(f"Dirichlet({alpha})", "rafl/results.json", lambda seed: seed["rounds"][-1][1], f"{{}} {alpha}")
-            for alpha in (0.5, 0.1)
-        ),
-        "scaffold; fedprox; fednova; fedavg; fedavg, pretrained; rafl c; rafl a, drawn; rafl a; feddf; rafl b; spatl",
-    ),
-    "recipfl": Dots(
-        "personal accuracy (%)",
-        "recipfl",
-        tuple(
-            Panel(f"{tier} devices", "recipfl/results.json", lambda seed, of=tier: seed["personal_score_by_tier"][of])
-            for tier in ("strong", "weak")
-        ),
-        "all-small; exclusive; exclusive-both; flexifed; heterofl; depthfl; depthfl-narrow; depthfl-feddyn; "
-        "depthfl-narrow-feddyn; recipfl; recipfl-printed; recipfl-no-transfer",
-    ),
-}
-
-
-def draw_dots(figure: Figure, theme: Theme, study: Dots) -> None:
-    """Draw a panel for each setting of a study: a row for each method, seeds as dots and their mean as a line."""
-    methods = study.rows.split("; ")
-    figure.set_size_inches(3.5 + 2.5 * len(study.panels), 0.9 + 0.2 * len(methods))
-    figure.set_layout_engine("constrained", w_pad=0.1)  # fonts of readers may be wider than the one that was measured
-    panels = figure.subplots(1, len(study.panels), sharey=True, squeeze=False).flat
-    for axes, panel in zip(panels, study.panels, strict=True):
-        results = read(panel.file)["results"]
-        for row, method in enumerate(methods):
-            scores = [100 * panel.score(seed) for seed in results[panel.row.format(method)].values()]
-            color = theme["colors"][not method.startswith(study.lead)]
-            axes.plot(scores, [row] * len(scores), "o", color=color, markersize=5, alpha=0.75)
-            axes.plot([mean(scores)], [row], "|", color=color, markersize=11, markeredgewidth=2)
-        axes.set_title(panel.title, fontsize=10)
-        axes.set_yticks(range(len(methods)), methods)
-        axes.set_ylim(len(methods) - 0.5, -0.5)
-    figure.supxlabel(study.score, fontsize=10)
-
-
 FIGURES: dict[str, Callable[[Figure, Theme], None]] = {
     "delivered": draw_delivered,
     "time-and-bytes": draw_time_and_bytes,
-    "memory": draw_memory,
+    "memory": partial(draw_memory, file="memory/results.json"),
+    "memory-gpu": partial(draw_memory, file="memory/results-gpu.json"),
+    "memory-default-allocator": partial(draw_memory, file="memory/results-default-allocator.json"),
     "overhead": draw_overhead,
     "fleet": draw_fleet,
     "asynchronous": draw_asynchronous,

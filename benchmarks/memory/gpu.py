@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.memory.measure import STEPS, cases, table_rows, train
+from benchmarks.memory.measure import STEPS, cases, picture, table_rows, train
 from wildflower.client_app.memory import MemoryMeter, is_out_of_memory, memory_limit
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import cost
@@ -82,6 +82,7 @@ if __name__ == "__main__":
     head = [
         "# Predicted and measured peak training memory on a GPU",
         "",
+        *picture("memory-gpu"),
         f"Command: `{report['command']}`. PyTorch {report['torch']}, {report['gpu']}, {len(found)} cases:",
         f"median error {report['median_error']:.1%}, worst {report['worst_error']:.1%}",
         "(of the absolute values; a positive error is a prediction above the measurement).",

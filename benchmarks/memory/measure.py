@@ -179,11 +179,24 @@ def run_case(case: dict, *, default_allocator: bool) -> dict:
     }
 
 
-def table(results: dict) -> str:
+def picture(name: str) -> list[str]:
+    """Return the lines that show a figure that `make figures` has drawn of the cases."""
+    return [
+        "<picture>",
+        f'  <source media="(prefers-color-scheme: dark)" srcset="../../docs/images/{name}-dark.svg">',
+        '  <img alt="Predicted over measured peak memory of training, a dot for each row of the table" '
+        f'src="../../docs/images/{name}-light.svg">',
+        "</picture>",
+        "",
+    ]
+
+
+def table(results: dict, figure: str) -> str:
     machine, kept = results["machine"], results["kept_from_an_earlier_run"]
     lines = [
         "# Predicted and measured peak training memory",
         "",
+        *picture(figure),
         f"Command: `{results['command']}`.",
         f"PyTorch {results['torch']}, one thread,",
         f"{machine['cores']} cores of {machine['cpu']} ({machine['capability']}).",
@@ -249,7 +262,7 @@ def main(*, default_allocator: bool, only: list[str]) -> None:
         "cases": results,
     }
     (HERE / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (HERE / f"{name}.md").write_text(table(report))
+    (HERE / f"{name}.md").write_text(table(report, name.replace("results", "memory")))
     print(f"median error {report['median_error']:.1%}, worst {report['worst_error']:.1%}")
 
 
