@@ -29,7 +29,7 @@ from benchmarks.tables import markdown, write_between
 from wildflower.launch.experiment_file import SettingsError, beside
 from wildflower.launch.forked_server import ONE_THREAD
 from wildflower.launch.superlink import stop_signals_interrupt
-from wildflower.launch.sweeps import Planned, Row, sweep
+from wildflower.launch.sweeps import Planned, Row, SweepRequest, sweep
 from wildflower.launch.terminal import terminal
 from wildflower.server_app.moved_keys import MOVED
 from wildflower.server_app.run_folder import JournalError
@@ -341,9 +341,8 @@ def main(studies: Sequence[Study], description: str) -> None:
             rows = [replace(row, name=f"{row.name}.{arguments.layout}") for row in rows]
         try:
             with stop_signals_interrupt():
-                outcome = sweep(
-                    study.experiment, sets, arguments.seeds, rows, {}, study.runs, arguments.jobs, terminal()
-                )
+                asked = SweepRequest(study.experiment, sets, study.runs, arguments.seeds, rows, jobs=arguments.jobs)
+                outcome = sweep(asked, terminal())
         except (SettingsError, JournalError) as error:
             sys.exit(str(error))
         planned = outcome.planned

@@ -46,6 +46,8 @@ except wf.SettingsError as error:
 
 SWEEP = """
 print([len(run.rounds) for run in wf.sweep("experiment.toml", seeds=[1, 2], jobs=2, hooks=[StopAt(1)]).runs])
+found = wf.tune("experiment.toml", search={"learning_rate": [0.1, 0.2]}, trials=1, hooks=[StopAt(1)])
+print([len(wf.load(run).rounds) for run in found.runs])
 try:
     wf.sweep("experiment.toml", seeds=[1], engine="flower", hooks=[StopAt(1)], folder="other")
 except wf.SettingsError as error:
@@ -69,12 +71,12 @@ def test_a_hook_of_a_script_ends_its_run(folder):
     assert refused.startswith("hooks: 'two' is no value of a class of wildflower.rounds.hooks.RoundHook")
 
 
-def test_a_hook_of_a_script_ends_every_run_of_a_sweep(folder):
+def test_a_hook_of_a_script_ends_every_run_of_a_sweep_and_every_trial_of_a_search(folder):
     (folder / "script.py").write_text(SCRIPT.partition("run = ")[0] + SWEEP)
     ran = run_python("script.py", folder=folder, timeout_seconds=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    lengths, refused = ran.stdout.strip().splitlines()[-2:]
-    assert lengths == "[1, 1]"
+    swept, *_, searched, refused = ran.stdout.strip().splitlines()[-4:]
+    assert (swept, searched) == ("[1, 1]", "[1]")
     assert refused.startswith("hooks: a run with engine = 'flower' is no fork of this process")
 
 

@@ -99,7 +99,7 @@ def test_a_trial_below_the_median_is_stopped(tmp_path, monkeypatch):
     trial = SimpleNamespace(report=lambda value, step: told.append((step, value)), should_prune=lambda: True)
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(tuning, "SWEEP_LOGS", "logs")
-    assert tuning._run(Path("exp.toml"), [], trial, tmp_path, "one") is None
+    assert tuning._run(Path("exp.toml"), [], trial, tmp_path, "one", ()) is None
     assert stopped == [[process]]
     assert told == [(1, 0.1), (2, 0.2)]
 

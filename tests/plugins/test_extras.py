@@ -133,7 +133,7 @@ USES = {
     "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],
     "matplotlib": [lambda _: text_of(lambda: figure([], scale_of(None)))],
     "optuna": [
-        lambda folder: text_of(lambda: tune(folder / "exp.toml", [], {}, 1, folder, 0, Console(file=io.StringIO())))
+        lambda folder: text_of(lambda: tune(folder / "exp.toml", [], {}, 1, folder, Console(file=io.StringIO())))
     ],
     "mlflow": [lambda folder: told(folder, "tracker=mlflow")],
     "wandb": [lambda folder: told(folder, "tracker=wandb")],

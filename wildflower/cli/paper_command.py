@@ -45,7 +45,7 @@ def paper(
     codes are those of `wildflower sweep`.
     """
     from wildflower.cli import papers
-    from wildflower.launch.sweeps import Row, parse_seeds
+    from wildflower.launch.sweeps import Row, SweepRequest, parse_seeds
     from wildflower.launch.terminal import terminal
     from wildflower.papers import catalog
 
@@ -76,4 +76,6 @@ def paper(
             seeds, grid = "1", {}
         runs = folder or Path("runs") / (one.name.replace("/", "-") + ("-tiny" if tiny else ""))
         settings = [*one.settings(), *(overrides or [])]
-        do_sweep(one.experiment_file, settings, parse_seeds(seeds), methods, grid, runs.absolute(), jobs, html)
+        do_sweep(
+            SweepRequest(one.experiment_file, settings, runs.absolute(), parse_seeds(seeds), methods, grid, jobs), html
+        )

@@ -1,6 +1,5 @@
 """`wildflower sweep`."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -10,7 +9,7 @@ from wildflower.cli.compare import print_comparison
 from wildflower.cli.options import Experiment, Html, Jobs, Overrides, Seeds
 
 if TYPE_CHECKING:
-    from wildflower.launch.sweeps import Row
+    from wildflower.launch.sweeps import SweepRequest
 
 
 def sweep(
@@ -42,28 +41,19 @@ def sweep(
     """
     from wildflower.launch import sweeps
 
-    do_sweep(
+    asked = sweeps.SweepRequest(
         experiment,
         overrides or [],
+        sweeps.folder_of(experiment, folder),
         sweeps.parse_seeds(seeds),
         [] if rows is None else sweeps.read_rows(rows),
         sweeps.parse_grid(grid or []),
-        sweeps.folder_of(experiment, folder),
         jobs,
-        html,
     )
+    do_sweep(asked, html)
 
 
-def do_sweep(
-    experiment: Path,
-    overrides: Sequence[str],
-    seeds: Sequence[int],
-    rows: Sequence["Row"],
-    grid: Mapping[str, Sequence[str]],
-    folder: Path,
-    jobs: int,
-    html: Path | None,
-) -> NoReturn:
+def do_sweep(asked: "SweepRequest", html: Path | None) -> NoReturn:
     """Run what a sweep lacks, print its comparison, and leave with the exit code that `sweep` names."""
     from wildflower.launch import sweeps
     from wildflower.launch.experiment import INTERRUPTED
@@ -71,7 +61,7 @@ def do_sweep(
     from wildflower.launch.terminal import terminal
 
     with stop_signals_interrupt():
-        outcome = sweeps.sweep(experiment, overrides, seeds, rows, grid, folder, jobs, terminal())
+        outcome = sweeps.sweep(asked, terminal())
     if outcome.interrupted:
         typer.echo("Stopped; the same command goes on with what is missing.")
     if outcome.finished:

@@ -35,7 +35,7 @@ def tune(
     where = (folder or Path("runs") / f"{experiment.stem}-tune").absolute()
     try:
         with stop_signals_interrupt():
-            found = tuning.tune(experiment, overrides or [], tuning.parse_space(search), trials, where, 0, terminal())
+            found = tuning.tune(experiment, overrides or [], tuning.parse_space(search), trials, where, terminal())
     except RuntimeError as error:
         raise UserError(str(error)) from None
     except KeyboardInterrupt:

@@ -11,16 +11,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 import psutil
 
+from wildflower.devices.private import private_open
 from wildflower.launch.experiment_file import SettingsError
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.launch.starting import loading_modules
+from wildflower.launch.superlink import interrupted_later
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -61,6 +63,26 @@ class Forked:
 
 
 Child = subprocess.Popen[bytes] | Forked
+
+
+def begin(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Child:
+    """Start a run, by a fork where it has hooks of this process; what it prints goes to the end of a file."""
+    if hooks:
+        return fork(experiment, overrides, output, hooks)
+    with private_open(output, "ab") as file:
+        return start(experiment, overrides, file)
+
+
+@contextmanager
+def running(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Iterator[Child]:
+    """Start a run as `begin` does; it is stopped where the `with` block is left before its end."""
+    started: list[Child] = []
+    try:
+        with interrupted_later():
+            started.append(begin(experiment, overrides, output, hooks))
+        yield started[0]
+    finally:
+        stop(started)
 
 
 def fork(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Forked:
@@ -151,8 +173,8 @@ def stop(processes: Sequence[Child], grace_seconds: float = GRACE_SECONDS) -> No
     Who interrupts this too does not want to wait, and goes on to the next step. What a run has written is whole at any
     time. SIGKILL goes to all that a run has started as well, because Flower's processes do not end with it.
     """
-    left = list(processes)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        left = [process for process in processes if process.returncode is None]
         for process in left:
             started: list[psutil.Process] = []
             with suppress(psutil.NoSuchProcess):
@@ -163,9 +185,6 @@ def stop(processes: Sequence[Child], grace_seconds: float = GRACE_SECONDS) -> No
                     one.kill()
         with suppress(KeyboardInterrupt):
             _wait(left, grace_seconds)
-        left = [process for process in left if process.returncode is None]
-        if not left:
-            return
 
 
 def _wait(processes: Sequence[Child], seconds: float) -> None:

@@ -7,8 +7,9 @@ import re
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
@@ -19,12 +20,12 @@ from wildflower.launch.app_log import WAITING, log_since, warnings_text
 from wildflower.launch.before import check_population
 from wildflower.launch.experiment_file import SettingsError, beside, free_name, place, read_toml, resolve
 from wildflower.launch.following import LOOK_SECONDS, JournalWatch
-from wildflower.launch.objects import EXPERIMENT, FOLDER, Objects, are_objects, method_reference, written_down
+from wildflower.launch.objects import Objects, are_objects, method_reference, written_down
 from wildflower.launch.python_settings import by_reference, grid_of, overrides_of, rows_of, space_of, with_dashes
 from wildflower.launch.results import Run, Sweep
 from wildflower.launch.showing import progress
-from wildflower.launch.superlink import interrupted_later, last_lines
-from wildflower.launch.sweeps import Row, check_seeds, folder_of, is_whole
+from wildflower.launch.superlink import last_lines
+from wildflower.launch.sweeps import SweepRequest, check_seeds, is_whole
 from wildflower.launch.sweeps import sweep as run_sweep
 from wildflower.launch.terminal import terminal
 from wildflower.launch.tuning import Tuned, checked_space
@@ -73,7 +74,7 @@ def run(
     loss: object = None,
     metric: object = None,
     levels: Sequence[Mapping[str, Any]] | None = None,
-    hooks: Sequence[RoundHook] = (),
+    hooks: Sequence[RoundHook] | str = (),
     **settings: Any,
 ) -> Run:
     """Run an experiment on simulated devices, as `wildflower run` does, in processes of its own.
@@ -106,12 +107,50 @@ def run(
         RunError: the run has failed.
         KeyboardInterrupt: the run was interrupted and stopped; the text says how it goes on.
     """
-    given = with_dashes(settings)
-    if isinstance(hooks, str):
-        given["hooks"], hooks = hooks, ()
-    objects = Objects(model, data, label, test, loss, metric, levels)
-    with _experiment(experiment, objects, given, _run_folder) as (file, final):
-        return _run(file, final, hooks)
+    given = {"model": model, "data": data, "label": label, "test": test, "loss": loss, "metric": metric}
+    asked = _Arguments.of(experiment, {**given, "levels": levels, "hooks": hooks, **settings})
+    where = Path() if asked.base is None else _run_folder(asked.settings, asked.label)
+    with _written(asked, where) as (file, overrides):
+        return _run(file, overrides, asked.hooks)
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What `run`, `tune` and `sweep` are all given: an experiment file, objects, keys of the configuration, hooks."""
+
+    experiment: Path | None
+    objects: Objects
+    settings: dict[str, Any]
+    hooks: Sequence[RoundHook]
+    base: dict[str, Any] | None  # keys of the file that objects are laid over; None where there are no objects
+
+    @staticmethod
+    def of(experiment: object, given: Mapping[str, Any], methods: tuple[type, ...] = ()) -> _Arguments:
+        """Tell the arguments of a call apart; `methods` are classes that it compares. Raises SettingsError."""
+        if experiment is not None and not isinstance(experiment, str | os.PathLike):
+            raise SettingsError(
+                f"experiment = {experiment!r}: must be the name of an experiment file; a model is given as model=, and "
+                "data as data="
+            )
+        names = {field.name for field in fields(Objects)} & given.keys() - {"methods"}
+        objects = Objects(**{name: given[name] for name in names}, methods=methods)
+        settings = with_dashes({name: value for name, value in given.items() if name not in names})
+        hooks = () if isinstance(settings.get("hooks"), str) else settings.pop("hooks", ())
+        if experiment is None and not objects and not settings:
+            raise SettingsError("there is nothing to run: give an experiment file, or model= and data=")
+        file = None if experiment is None else Path(experiment)
+        if file is not None and not are_objects(objects, settings):
+            return _Arguments(file, objects, settings, hooks, None)
+        base = {} if file is None else with_dashes(read_toml(file, "the experiment"))
+        return _Arguments(file, objects, settings, hooks, base)
+
+    @property
+    def label(self) -> str:
+        """The name of a run, a sweep or a search that has none of its own."""
+        if self.base is None:
+            assert self.experiment is not None
+            return self.experiment.stem
+        return _label(self.objects, {**self.base, **self.settings})
 
 
 def _run_folder(keys: dict[str, Any], label: str) -> Path:
@@ -127,32 +166,18 @@ def _run_folder(keys: dict[str, Any], label: str) -> Path:
 
 
 @contextmanager
-def _experiment(
-    experiment: object, objects: Objects, given: dict[str, Any], folder: Callable[[dict[str, Any], str], Path]
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the experiment file of a call and the settings to lay over it; objects are written down for that.
+def _written(asked: _Arguments, where: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the experiment file of a call, which is written into the folder `where` if objects are given, and its keys.
 
-    Args:
-        folder: where they are, by the settings and by what the run is called.
+    Keys are settings to lay over the file, "key=value".
     """
-    if experiment is not None and not isinstance(experiment, str | os.PathLike):
-        raise SettingsError(
-            f"experiment = {experiment!r}: must be the name of an experiment file; a model is given as model=, and "
-            "data as data="
-        )
-    file = None if experiment is None else Path(experiment)
-    if file is None and not objects and not given:
-        raise SettingsError("there is nothing to run: give an experiment file, or model= and data=")
-    if file is not None and not are_objects(objects, given):
-        yield file, given
+    if asked.base is None:
+        assert asked.experiment is not None
+        yield asked.experiment, overrides_of(asked.settings)
         return
-    base = {} if file is None else with_dashes(read_toml(file, "the experiment"))
-    where = folder(given, _label(objects, {**base, **given}))
-    with written_down(base, objects, given, Path.cwd() if file is None else file.absolute().parent, where) as (
-        made,
-        keys,
-    ):
-        yield made, {key: keys[key] for key in given}
+    beside_of = Path.cwd() if asked.experiment is None else asked.experiment.absolute().parent
+    with written_down(asked.base, asked.objects, asked.settings, beside_of, where) as (made, keys):
+        yield made, overrides_of({key: keys[key] for key in asked.settings})
 
 
 def _label(objects: Objects, keys: Mapping[str, Any]) -> str:
@@ -166,8 +191,7 @@ def _label(objects: Objects, keys: Mapping[str, Any]) -> str:
     return "-".join(part for part in (strategy, re.sub(r"\W+", "-", str(name)).strip("-").lower()) if part)
 
 
-def _run(file: Path, settings: Mapping[str, Any], hooks: Sequence[RoundHook]) -> Run:
-    overrides = overrides_of(settings)
+def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
     with beside(file):
         config, folder = place(resolve(file, overrides, given_in="Python").config, Path.cwd(), datetime.now())
         check_folder(folder, config.resume)
@@ -183,16 +207,11 @@ def _run(file: Path, settings: Mapping[str, Any], hooks: Sequence[RoundHook]) ->
     app_log = folder / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
     with tempfile.NamedTemporaryFile(prefix="wildflower-", suffix=".log") as said:
-        started: list[child.Child] = []
-        process: child.Child
         try:
-            with open(said.name, "ab") as output, interrupted_later():
-                if hooks:
-                    process = child.fork(file, overrides, Path(said.name), hooks)
-                else:
-                    process = child.start(file, overrides, output)
-                started.append(process)
-            with progress(terminal(), config.rounds, earlier) as show:
+            with (
+                child.running(file, overrides, Path(said.name), hooks) as process,
+                progress(terminal(), config.rounds, earlier) as show,
+            ):
                 journal = JournalWatch(folder)
                 while True:
                     ended = _has_ended(process)
@@ -204,11 +223,7 @@ def _run(file: Path, settings: Mapping[str, Any], hooks: Sequence[RoundHook]) ->
                     if ended:
                         break
         except KeyboardInterrupt:
-            child.stop(started)
             raise KeyboardInterrupt(_how_to_go_on(folder, config.run_name, config.rounds)) from None
-        except BaseException:
-            child.stop(started)
-            raise
         if later := warnings_text(log_since(app_log, app_log_start), app_log, already=told):
             warnings.warn(later, stacklevel=3)
         if process.returncode != 0:
@@ -276,14 +291,7 @@ def tune(
     search: Mapping[str, Any],
     trials: int = 20,
     folder: str | os.PathLike[str] | None = None,
-    model: object = None,
-    data: object = None,
-    label: str | None = None,
-    test: object = None,
-    loss: object = None,
-    metric: object = None,
-    levels: Sequence[Mapping[str, Any]] | None = None,
-    **settings: Any,
+    **given: Any,
 ) -> Tuned:
     """Search for the values of keys that deliver most, as `wildflower tune` does; the same call goes on.
 
@@ -295,14 +303,8 @@ def tune(
             a method's own as a dict: `{"fedprox": {"mu": (0.001, 1.0)}}`.
         trials: how many there are in all.
         folder: where the runs lie; by default runs/NAME-tune, by the experiment's or the model's name.
-        model: as for `run`.
-        data: as for `run`.
-        label: as for `run`.
-        test: as for `run`.
-        loss: as for `run`.
-        metric: as for `run`.
-        levels: as for `run`.
-        settings: keys of all runs, as for `run`.
+        given: the other arguments of `run`, which all trials have: model, data, label, test, loss, metric, levels,
+            hooks (every trial has copies of its own) and keys.
 
     Raises:
         SettingsError: a trial cannot start with its settings, or the folder has a search over other keys.
@@ -310,16 +312,11 @@ def tune(
         KeyboardInterrupt: the search was interrupted; the same call goes on.
     """
     space = checked_space(space_of(search))
-    objects = Objects(model, data, label, test, loss, metric, levels)
-
-    def tune_folder(keys: dict[str, Any], label: str) -> Path:
-        return (Path("runs") / f"{Path(label).stem}-tune" if folder is None else Path(folder)).absolute()
-
-    with _experiment(experiment, objects, with_dashes(settings), tune_folder) as (file, final):
-        written = file.name == EXPERIMENT and file.parent.name == FOLDER
-        where = file.parents[1] if written else tune_folder({}, str(file))
+    asked = _Arguments.of(experiment, given)
+    where = _folder(folder, f"{asked.label}-tune")
+    with _written(asked, where) as (file, overrides):
         try:
-            return run_tune(file, overrides_of(final), space, trials, where, 0, terminal())
+            return run_tune(file, overrides, space, trials, where, terminal(), asked.hooks)
         except RuntimeError as error:
             raise RunError(str(error)) from None
 
@@ -332,15 +329,7 @@ def sweep(
     grid: Mapping[str, Iterable[Any]] | None = None,
     jobs: int = 1,
     folder: str | os.PathLike[str] | None = None,
-    model: object = None,
-    data: object = None,
-    label: str | None = None,
-    test: object = None,
-    loss: object = None,
-    metric: object = None,
-    levels: Sequence[Mapping[str, Any]] | None = None,
-    hooks: Sequence[RoundHook] = (),
-    **settings: Any,
+    **given: Any,
 ) -> Sweep:
     """Run an experiment with several seeds, rows and values, as `wildflower sweep` does, as far as runs are missing.
 
@@ -354,15 +343,8 @@ def sweep(
         jobs: runs at a time, which share the CPU's cores.
         folder: where the runs lie; by default runs/NAME-sweep, by the experiment's or the model's name. The same call
             goes on there.
-        model: as for `run`.
-        data: as for `run`.
-        label: as for `run`.
-        test: as for `run`.
-        loss: as for `run`.
-        metric: as for `run`.
-        levels: as for `run`.
-        hooks: as for `run`; every run has copies of its own.
-        settings: keys of all runs, as for `run`.
+        given: the other arguments of `run`, which all runs have: model, data, label, test, loss, metric, levels, hooks
+            (every run has copies of its own) and keys.
 
     Raises:
         SettingsError: a run cannot start with its settings, or the folder has a run of other ones; none was started.
@@ -373,34 +355,12 @@ def sweep(
         raise SettingsError(f"jobs = {jobs!r}: must be a whole number from 1 on")
     grid, methods = by_reference(grid or {})
     rows, of_rows = by_reference(rows)
-    objects = Objects(model, data, label, test, loss, metric, levels, (*methods, *of_rows))
-
-    if not isinstance(folder, str | os.PathLike | None):
-        raise SettingsError(f"folder = {folder!r}: must be the name of a folder, such as 'runs/one'")
-
-    def sweep_folder(keys: dict[str, Any], label: str) -> Path:
-        return folder_of(Path(label), None if folder is None else Path(folder))
-
-    given = with_dashes(settings)
-    if isinstance(hooks, str):
-        given["hooks"], hooks = hooks, ()
-    with _experiment(experiment, objects, given, sweep_folder) as (file, final):
-        written = file.name == EXPERIMENT and file.parent.name == FOLDER
-        where = file.parents[1] if written else sweep_folder({}, str(file))
-        return _sweep(file, final, check_seeds(seeds), rows_of(rows), grid_of(grid), where, jobs, hooks)
-
-
-def _sweep(
-    file: Path,
-    settings: Mapping[str, Any],
-    seeds: Sequence[int],
-    rows: Sequence[Row],
-    texts: Mapping[str, Sequence[str]],
-    where: Path,
-    jobs: int,
-    hooks: Sequence[RoundHook],
-) -> Sweep:
-    outcome = run_sweep(file, overrides_of(settings), seeds, rows, texts, where, jobs, terminal(), hooks)
+    asked = _Arguments.of(experiment, given, (*methods, *of_rows))
+    where = _folder(folder, f"{asked.label}-sweep")
+    with _written(asked, where) as (file, overrides):
+        texts = grid_of(grid)
+        request = SweepRequest(file, overrides, where, check_seeds(seeds), rows_of(rows), texts, jobs, asked.hooks)
+        outcome = run_sweep(request, terminal())
     if outcome.interrupted:
         done, total = len(outcome.finished), len(outcome.planned)
         raise KeyboardInterrupt(
@@ -415,6 +375,12 @@ def _sweep(
         )
     names = [run.row for run in outcome.finished if run.row]
     return Sweep(where, [load(run.run_dir) for run in outcome.finished], names, texts)
+
+
+def _folder(given: object, usual: str) -> Path:
+    if not isinstance(given, str | os.PathLike | None):
+        raise SettingsError(f"folder = {given!r}: must be the name of a folder, such as 'runs/one'")
+    return Path("runs", usual).absolute() if given is None else Path(given).absolute()
 
 
 Runs = Run | Sweep | str | os.PathLike[str]

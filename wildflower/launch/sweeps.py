@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from itertools import product
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from wildflower.devices.private import private_folder, private_open
+from wildflower.devices.private import private_folder
 from wildflower.launch import child
 from wildflower.launch.before import check_population
 from wildflower.launch.experiment_file import (
@@ -63,6 +63,31 @@ class Row:
     name: str
     overrides: tuple[str, ...]
     seeds: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The runs that a sweep is to have: those of every row, seed and combination of values.
+
+    Attributes:
+        experiment: the experiment file.
+        overrides: settings of all runs, "key=value".
+        folder: where the runs lie.
+        seeds: one run with each.
+        rows: without any, the experiment as it is.
+        grid: values of keys.
+        jobs: runs at a time.
+        hooks: objects of this process, from which runs are then forked.
+    """
+
+    experiment: Path
+    overrides: Sequence[str]
+    folder: Path
+    seeds: Sequence[int]
+    rows: Sequence[Row] = ()
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    jobs: int = 1
+    hooks: Sequence["RoundHook"] = ()
 
 
 @dataclass(frozen=True)
@@ -197,15 +222,7 @@ def is_whole(value: Any, least: int) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
-def plan(
-    experiment: Path,
-    overrides: Sequence[str],
-    seeds: Sequence[int],
-    rows: Sequence[Row],
-    grid: Mapping[str, Sequence[str]],
-    folder: Path,
-    jobs: int,
-) -> list[Planned]:
+def plan(asked: SweepRequest) -> list[Planned]:
     """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
     Of runs of one row that differ only in keys that nothing reads, one is planned: the first that is finished, or
@@ -218,6 +235,7 @@ def plan(
     from wildflower.server_app.config import digests_of, unread
     from wildflower.server_app.inputs import Known, check_files, check_same_inputs
 
+    rows, grid, overrides = asked.rows, asked.grid, asked.overrides
     given = _keys(overrides)
     own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}
     for where, keys in own_keys.items():
@@ -233,7 +251,7 @@ def plan(
     combinations = list(product(*([f"{key}={value}" for value in values] for key, values in grid.items())))
     wanted = [
         (seed, row, combination)
-        for seed in seeds
+        for seed in asked.seeds
         for row in rows or [Row("", ())]
         if row.seeds is None or seed in row.seeds
         for combination in combinations
@@ -247,17 +265,24 @@ def plan(
     taken: set[Path] = set()
     known: Known = {}
     unread_everywhere = set(grid)
-    of_file = str(read_experiment(experiment).get("strategy", ""))
+    of_file = str(read_experiment(asked.experiment).get("strategy", ""))
     strategies = [strategy_of([*overrides, *row.overrides, *combination], of_file) for _, row, combination in wanted]
     compared = set(strategies)
-    asked: dict[tuple[str, str], int] = {}  # -> its place among the planned
+    place_of: dict[tuple[str, str], int] = {}  # among the planned
     for (seed, row, combination), strategy in zip(wanted, strategies, strict=True):
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
-        own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
+        own = [
+            *overrides,
+            *row.overrides,
+            *combination,
+            f"seed={seed}",
+            f"output-dir={asked.folder}",
+            f"run-name={name}",
+        ]
         own = without_keys_of_others(own, strategy, compared)
         if "workers" not in _keys(own):
-            own.insert(0, f"workers={max(1, cpu_cores() // jobs)}")
-        settings = resolve(experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)
+            own.insert(0, f"workers={max(1, cpu_cores() // asked.jobs)}")
+        settings = resolve(asked.experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)
         config, run_dir = place(settings.config, Path.cwd(), datetime.now())
         if run_dir in taken:
             raise SettingsError(
@@ -270,7 +295,7 @@ def plan(
         read = {key: value for key, value in values.items() if key not in ignored and key != "run-name"}
         same = row.name, json.dumps(read)
         run = Planned(run_dir, config.rounds, tuple(own), seed, row.name, config.engine)
-        place_of_same = asked.get(same)
+        place_of_same = place_of.get(same)
         if place_of_same is not None and _stage(run) <= _stage(planned[place_of_same]):
             continue  # it would be the same run again
         try:
@@ -289,7 +314,7 @@ def plan(
                 raise SettingsError(str(error)) from None
         taken.add(run_dir)
         if place_of_same is None:
-            asked[same] = len(planned)
+            place_of[same] = len(planned)
             planned.append(run)
         else:
             planned[place_of_same] = run
@@ -318,44 +343,31 @@ def run_name(parts: Sequence[str]) -> str:
     )
 
 
-def sweep(
-    experiment: Path,
-    overrides: Sequence[str],
-    seeds: Sequence[int],
-    rows: Sequence[Row],
-    grid: Mapping[str, Sequence[str]],
-    folder: Path,
-    jobs: int,
-    console: Console,
-    hooks: Sequence["RoundHook"] = (),
-) -> Outcome:
-    """Run what a sweep lacks, `jobs` runs at a time; what is finished is not run again, what was stopped goes on.
+def sweep(asked: SweepRequest, console: Console) -> Outcome:
+    """Run what a sweep lacks; what is finished is not run again, what was stopped goes on.
 
-    Its runs are those of every row, seed and combination of values; without rows, of the experiment as it is.
-    `hooks` are objects of this process, from which runs are then forked. KeyboardInterrupt stops the runs, and is told
-    in the outcome.
+    KeyboardInterrupt stops the runs, and is told in the outcome.
 
     Raises:
         SettingsError: a run could not be started with its settings.
     """
-    with beside(experiment):
-        planned = plan(experiment, overrides, seeds, rows, grid, folder, jobs)
+    with beside(asked.experiment):
+        planned = plan(asked)
     for engine in {run.engine for run in planned}:
-        child.check_hooks(hooks, engine)
+        child.check_hooks(asked.hooks, engine)
     waiting = [run for run in planned if not _finished(run)]
     done = len(planned) - len(waiting)
-    console.print(f"{len(planned)} runs in {folder}, {done} of them finished", highlight=False, soft_wrap=True)
+    console.print(f"{len(planned)} runs in {asked.folder}, {done} of them finished", highlight=False, soft_wrap=True)
     bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
-    logs = folder / SWEEP_LOGS
-    private_folder(logs)
+    private_folder(asked.folder / SWEEP_LOGS)
     failed: dict[Planned, str] = {}
     running: list[Running] = []
     interrupted = False
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
+            while waiting and len(running) < asked.jobs:
                 with interrupted_later():
-                    running.append(_start(experiment, waiting.pop(0), logs, hooks))
+                    running.append(_start(asked, waiting.pop(0)))
             if bar is not None:
                 bar.show(done, f"{done} of {len(planned)} runs", _progress(running))
             time.sleep(LOOK_SECONDS)
@@ -389,13 +401,10 @@ def _finished(run: Planned) -> bool:
     return bool(read_config(run.run_dir).config.get("rounds", 0) >= run.rounds)
 
 
-def _start(experiment: Path, run: Planned, logs: Path, hooks: Sequence["RoundHook"]) -> Running:
-    overrides = [*run.overrides]
-    if is_run(run.run_dir):
-        overrides.append("resume=true")
-    log = logs / f"{run.name}.log"
-    with private_open(log, "ab") as file:
-        process = child.fork(experiment, overrides, log, hooks) if hooks else child.start(experiment, overrides, file)
+def _start(asked: SweepRequest, run: Planned) -> Running:
+    overrides = [*run.overrides, *(["resume=true"] if is_run(run.run_dir) else [])]
+    log = asked.folder / SWEEP_LOGS / f"{run.name}.log"
+    process = child.begin(asked.experiment, overrides, log, asked.hooks)
     return Running(run, process, log, JournalWatch(run.run_dir))
 
 

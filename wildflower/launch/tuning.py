@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wildflower.devices.private import private_folder, private_open
+from wildflower.devices.private import private_folder
 from wildflower.launch import child
 from wildflower.launch.experiment_file import SettingsError, as_overrides, beside, resolve
 from wildflower.launch.following import LOOK_SECONDS, JournalWatch
-from wildflower.launch.superlink import interrupted_later, last_lines
+from wildflower.launch.superlink import last_lines
 from wildflower.launch.sweeps import run_name
 from wildflower.plugins.extras import needed
 from wildflower.server_app.run_folder import SWEEP_LOGS, is_run, read_summary
@@ -26,6 +26,8 @@ from wildflower.server_app.searched import SEARCH
 if TYPE_CHECKING:
     import optuna
     from rich.console import Console
+
+    from wildflower.rounds.hooks import RoundHook
 
 STUDY = "study.jsonl"
 """What Optuna keeps of the trials, as lines of JSON."""
@@ -121,11 +123,18 @@ def _reads_as_float(text: str) -> bool:
 
 
 def tune(
-    experiment: Path, overrides: Sequence[str], space: Space, trials: int, folder: Path, seed: int, console: Console
+    experiment: Path,
+    overrides: Sequence[str],
+    space: Space,
+    trials: int,
+    folder: Path,
+    console: Console,
+    hooks: Sequence[RoundHook] = (),
 ) -> Tuned:
     """Run trials until there are so many, and return the best; the same call goes on with what is missing.
 
-    A trial is ended early if its delivered score is below the median of the earlier ones at the same round.
+    A trial is ended early if its delivered score is below the median of the earlier ones at the same round. `hooks` are
+    objects of this process, from which trials are then forked.
 
     Raises:
         SettingsError: a trial cannot start with its settings; nothing of it was started.
@@ -139,6 +148,7 @@ def tune(
     first = {key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()}
     with beside(experiment):  # before anything is written
         config = resolve(experiment, [*overrides, *as_overrides(first)], given_in="the search's settings").config
+    child.check_hooks(hooks, config.engine)
     private_folder(folder / SWEEP_LOGS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -156,14 +166,14 @@ def tune(
         study.tell(broken_off.number, state=optuna.trial.TrialState.FAIL)
         study.enqueue_trial(broken_off.params)
     # Not the draws of the trials that there are.
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)))
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
     ends = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     failed, why = 0, ""
     while len(study.get_trials(deepcopy=False, states=ends)) + failed < trials:
         trial = study.ask()
         values = {key: _drawn(trial, key, of) for key, of in space.items()}
         name = run_name([f"{key}={value}" for key, value in values.items()])
-        outcome = _run(experiment, [*overrides, *as_overrides(values)], trial, folder, name)
+        outcome = _run(experiment, [*overrides, *as_overrides(values)], trial, folder, name, hooks)
         shown = ", ".join(f"{key} = {_short(value)}" for key, value in values.items())
         if isinstance(outcome, str):
             failed, why = failed + 1, outcome
@@ -209,7 +219,12 @@ def _drawn(trial: optuna.Trial, key: str, values: Range | Sequence[Any]) -> Any:
 
 
 def _run(
-    experiment: Path, overrides: Sequence[str], trial: optuna.Trial, folder: Path, name: str
+    experiment: Path,
+    overrides: Sequence[str],
+    trial: optuna.Trial,
+    folder: Path,
+    name: str,
+    hooks: Sequence[RoundHook],
 ) -> float | str | None:
     """Run a trial; returns its rank, the higher the better, None where it was ended early, or why it failed."""
     run_dir = folder / name
@@ -217,10 +232,7 @@ def _run(
     log = folder / SWEEP_LOGS / f"{name}.log"
     summary = read_summary(run_dir) if is_run(run_dir) else None
     if summary is None or summary.status != "finished":
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            with private_open(log, "ab") as output, interrupted_later():
-                started.append(process := child.start(experiment, own, output))
+        with child.running(experiment, own, log, hooks) as process:
             journal, told = JournalWatch(run_dir), 0
             while process.poll() is None:
                 told = _report(trial, journal.rounds(), told)
@@ -231,8 +243,6 @@ def _run(
             _report(trial, journal.rounds(), told)  # by which later trials are measured
             if process.returncode != 0:
                 return last_lines(log, LOG_LINES) or f"its process has ended with code {process.returncode}"
-        finally:
-            child.stop(started)
     summary = read_summary(run_dir)
     if summary is None:
         return "its run has no summary"
