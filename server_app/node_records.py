@@ -1,4 +1,4 @@
-"""nodes.json: what the nodes of real devices said last, for `wildflower nodes`."""
+"""nodes.json: what the nodes of real devices said last, for `wildflower fleet`."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+import os
 import sys
 from subprocess import run
 
@@ -9,7 +10,7 @@ from tests.cli.test_plan import nodes_json
 from tests.deployment import Deployment
 from tests.server_app import fake_runs
 from tests.small_run import small_config
-from wildflower.cli.fleet import HEADERS, fleet_rows
+from wildflower.cli.fleet import HEADERS, State, fleet_rows, newest_run
 from wildflower.cli.plan import make_plan
 from wildflower.launch.known_nodes import KnownNode, nodes_of
 from wildflower.server_app.journal import Journal
@@ -38,8 +39,10 @@ def test_every_device_is_a_row_with_its_name_and_what_it_got(run_dir, tmp_path):
     records = [DeviceRecord.model_validate(record) for record in given]
     now = reports[0].reported_at + LATER
     known = {7: KnownNode("kitchen", "online", now - 5), 8: KnownNode("cellar", "registered", None)}
-    rows = [dict(zip(HEADERS, row, strict=True)) for row in fleet_rows(reports, records, plan, known, now)]
-    assert [row["device"] for row in rows] == ["0 kitchen", "3 laptop", "cellar"]
+    rows = [
+        dict(zip(HEADERS, row, strict=True)) for row in fleet_rows(State(run_dir, reports, records, plan, known), now)
+    ]
+    assert [(row["device"], row["node"]) for row in rows] == [("0 kitchen", "7"), ("3 laptop", "9"), ("cellar", "8")]
     kitchen, laptop, cellar = rows
     assert (kitchen["status"], kitchen["seen"], kitchen["up"]) == ("online", "5 s ago", "4 Mbit/s")
     assert kitchen["model"] == f"2,000 ({2000 / plan.whole_parameters:.0%})"
@@ -68,8 +71,32 @@ def test_nodes_whose_keys_were_revoked_are_left_out():
     assert nodes_of(listed) == {2**64 - 1: KnownNode("pi", "online", 100.0), 2: KnownNode("new", "registered", None)}
 
 
+def test_nodes_are_listed_without_a_run():
+    known = {8: KnownNode("", "registered", None), 9: KnownNode("attic", "online", 100.0)}
+    rows = fleet_rows(State(None, [], [], None, known), 130.0)
+    assert [row[:4] for row in rows] == [
+        ["unknown", "8", "registered", "never"],
+        ["attic", "9", "online", "30 s ago"],
+    ]
+
+
+def test_of_a_folder_of_runs_the_one_is_shown_whose_devices_reported_last(run_dir, tmp_path):
+    other = nodes_json(tmp_path / "zero")
+    os.utime(other / "nodes.json", (1, 1))
+    assert newest_run(tmp_path) == run_dir
+    assert newest_run(run_dir) == run_dir
+    assert newest_run(other / "nothing") == other / "nothing"
+    assert invoke("fleet", tmp_path).exit_code == 0
+
+
 def test_what_is_wrong_is_said(tmp_path, run_dir):
-    assert "no run with real devices" in invoke("fleet", tmp_path).stderr
+    (tmp_path / "empty").mkdir()
+    assert "no run with real devices" in invoke("fleet", tmp_path / "empty").stderr
+    assert "name the folder of a run" in invoke("fleet").stderr
+    assert "node 5 is not quarantined" in invoke("fleet", run_dir, "--release", "5").stderr
+    for options in ([], ["--insecure", "--root-certificates", "ca.crt"]):
+        shown = invoke("fleet", "--superlink", "127.0.0.1:1", *options)
+        assert "--root-certificates FILE, or --insecure" in shown.stderr
     assert "belong to --superlink" in invoke("fleet", run_dir, "--insecure").stderr
     shown = invoke("fleet", run_dir, "--superlink", "127.0.0.1:1", "--insecure")
     assert shown.exit_code == 1

@@ -1,12 +1,18 @@
+import json
+import re
 import socket
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.browser import CHROMIUM, chromium
 from tests.server_app import fake_runs
 from wildflower.cli import fleet_serve
+from wildflower.cli.fleet import HEADERS
 from wildflower.cli.fleet_serve import Look, alerts_of, metrics_of, server_at
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.known_nodes import KnownNode
@@ -15,11 +21,13 @@ from wildflower.server_app.node_records import LastReport
 from wildflower.server_app.run_records import DeviceRecord
 
 NOW = 1_700_000_000.0
+NOTHING = Look([], [], [], "")
 REPORT = DeviceReport("pi", memory_total_bytes=100, memory_available_bytes=40, temperature_celsius=61.5)
 
 
-def last(device, name, age=10.0, quarantined=None):
-    return LastReport(device + 10, device, REPORT, NOW - age, 1.0, quarantined, name)
+def last(device, name, age=10.0, quarantined=None, **reported):
+    report = replace(REPORT, **reported)
+    return LastReport(device + 10, device, report, NOW - age, 1.0, quarantined, name)
 
 
 def records(device, *outcomes):
@@ -41,6 +49,28 @@ def test_silent_refused_and_quarantined_devices_are_alerts():
     assert alerts_of([last(1, "attic", age=7200.0)], records(1, "refused: hot", "trained"), seen, NOW) == []
 
 
+def test_a_full_disk_and_a_wrong_clock_are_alerts():
+    right = last(0, "right", disk_free_bytes=10**9, clock_seconds=NOW - 12)  # a report takes a while to come
+    wrong = [
+        last(1, "full", disk_free_bytes=30 * 10**6),
+        last(2, "early", age=10.0, clock_seconds=NOW - 7),
+        last(3, "late", age=10.0, clock_seconds=NOW - 250),
+    ]
+    assert alerts_of([right, *wrong], [], {}, NOW) == [
+        "Device 1 full: 30 MB of its disk are free",
+        "Device 2 early: its clock is 3 s ahead of the server's",
+        "Device 3 late: its clock is 240 s behind the server's",
+    ]
+
+
+def test_the_board_for_grafana_asks_for_what_is_served_and_for_all_of_it():
+    board = json.loads((Path(__file__).parents[2] / "deploy/grafana.json").read_text())
+    asked = set(re.findall(r"wildflower_\w+", " ".join(t["expr"] for p in board["panels"] for t in p["targets"])))
+    full = last(0, "", disk_free_bytes=1, clock_seconds=NOW, down_mbit_per_s=1.0, up_mbit_per_s=1.0, throttled=True)
+    text = metrics_of([full], [], {10: KnownNode("", "online", None)}, 0)
+    assert asked == set(re.findall(r"^wildflower_\w+", text, re.MULTILINE))
+
+
 def test_figures_are_as_prometheus_reads_them():
     text = metrics_of([last(0, 'the "kitchen"')], records(0, "trained", "late"), {}, 2)
     lines = text.splitlines()
@@ -58,30 +88,59 @@ def server():
 
     def look():
         looks.append(1)
-        return Look([["0 <script>", "online"]], ["Device 0: no contact"], "wildflower_alerts 1.0\n")
+        row = ["7 <script>alert(1)</script>", "17", "online", *["x"] * (len(HEADERS) - 3)]
+        nobody = ["", "18", "registered", *[""] * (len(HEADERS) - 3)]
+        return Look([row, nobody], [7], ["Device 7: no contact"], "wildflower_alerts 1.0\n")
 
-    found = server_at("127.0.0.1:0", "fleet of one", ["device", "status"], look)
+    def days(device):
+        return [["2026-11-30", "3.5 h", f"{device} of 9", "2 late", "410 to 620 MB", "71 °C"]]
+
+    found = server_at("127.0.0.1:0", "Fleet of one", look, days)
     threading.Thread(target=found.serve_forever).start()
     yield f"http://127.0.0.1:{found.server_address[1]}", looks
     found.shutdown()
     found.server_close()
 
 
-def test_the_page_shows_the_table_and_escapes_what_devices_say(server):
+def test_the_pages_show_tables_and_escape_what_devices_say(server):
     address, looks = server
     with urllib.request.urlopen(address + "/") as answer:
         text = answer.read().decode()
-    assert "<td>0 &lt;script&gt;</td><td>online</td>" in text
-    assert "Device 0: no contact" in text
+    assert '<a href="/device/7">7 &lt;script&gt;alert(1)&lt;/script&gt;</a></td>' in text
+    assert text.count('<a href="/device/') == 1
+    assert "Device 7: no contact" in text
     with urllib.request.urlopen(address + "/metrics") as answer:
         assert answer.read() == b"wildflower_alerts 1.0\n"
+    with urllib.request.urlopen(address + "/device/7") as answer:
+        text = answer.read().decode()
+    assert '<td data-name="trained in">7 of 9</td>' in text
     assert len(looks) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_the_pages_fit_a_desk_and_a_phone_in_chromium(server, tmp_path):
+    address, _ = server
+    with chromium(tmp_path / "profile") as tab:
+        for width, headers in ((1300, len(HEADERS)), (390, 0)):
+            tab.show(address + "/", width, picture=tmp_path / f"{width}.png")
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            shown = "[...document.querySelectorAll('th')].filter(cell => cell.offsetWidth).length"
+            assert tab.value(shown) == headers
+            assert "Device 7: no contact" in tab.value("document.body.innerText")
+        tab.value("document.querySelector('td a').click()")
+        tab.wait_for_load()
+        assert "410 to 620 MB" in tab.value("document.body.innerText")
+        assert tab.value("document.documentElement.scrollWidth") <= 390
+        assert not [line for line in tab.log if "favicon" not in line]
 
 
 def test_nothing_else_is_answered(server):
     address, _ = server
     for request, code in (
         (urllib.request.Request(address + "/config.json"), 404),
+        (urllib.request.Request(address + "/device/8"), 404),
+        (urllib.request.Request(address + "/device/07"), 404),
         (urllib.request.Request(address + "/", data=b"x"), 501),
     ):
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -91,7 +150,7 @@ def test_nothing_else_is_answered(server):
 
 def test_a_client_that_says_nothing_is_let_go(monkeypatch):
     monkeypatch.setattr(fleet_serve, "CLIENT_SECONDS", 0.05)
-    with server_at("127.0.0.1:0", "", [], lambda: Look([], [], "")) as found:
+    with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found:
         threading.Thread(target=found.serve_forever).start()
         with socket.create_connection(found.server_address, timeout=60) as silent:
             silent.sendall(b"GET /")
@@ -102,4 +161,4 @@ def test_a_client_that_says_nothing_is_let_go(monkeypatch):
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1:http", "127.0.0.1:99999"])
 def test_a_wrong_address_is_said(address):
     with pytest.raises(UserError, match="--serve"):
-        server_at(address, "", [], lambda: Look([], [], ""))
+        server_at(address, "", lambda: NOTHING, lambda _: [])

@@ -16,7 +16,7 @@ from tests.deployment import Deployment, kill
 from tests.launch.test_bundle import OWN, run_what_is_ones_own
 from tests.launch.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
 from tests.small_run import connected_grid, same_bits
-from wildflower.cli.nodes import node_rows
+from wildflower.cli.fleet import fleet_rows, state_of
 from wildflower.launch.before import Deployment as At
 from wildflower.launch.experiment_file import write_toml
 from wildflower.launch.superlink import connected
@@ -86,7 +86,7 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path):
         again = deployment.run(*arguments, "--set", "resume=true")
         output, _ = again.communicate()
         assert again.returncode == 0, output
-        rows = node_rows(At(deployment.address, None), tmp_path / "one")
+        rows = fleet_rows(state_of(tmp_path / "one", At(deployment.address, None)), time.time())
     finally:
         deployment.close()
 
@@ -99,7 +99,7 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path):
     assert [{d.node for d in devices if d.device == device} for device in range(2)] == [
         {last.node} for last in read_nodes(tmp_path / "one")
     ]
-    assert [(row[1], row[2]) for row in rows] == [("online", "0"), ("online", "1")]
+    assert [(row[2], row[0].split()[0]) for row in rows] == [("online", "0"), ("online", "1")]
 
     # The same run without Flower's processes, and without the trouble.
     undisturbed = tmp_path / "undisturbed"

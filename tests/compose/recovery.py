@@ -564,7 +564,7 @@ def test_a_node_sends_hostile_replies(nodes, note):
     refused = [d.round for d in run.devices() if d.device == 2 and d.outcome.startswith("refused")]
     assert len(refused) == 3
     assert {o for n in refused for d, o in outcomes(run, n).items() if d != 2} == {"trained"}
-    command = [sys.executable, "-m", "wildflower", "nodes", *nodes.deployment.connection, "--run", str(run.dir)]
+    command = [sys.executable, "-m", "wildflower", "fleet", str(run.dir), *nodes.deployment.connection]
     wide = {**os.environ, "COLUMNS": "300"}
     listed = subprocess.run(command, capture_output=True, text=True, env=wide).stdout
     assert "quarantined" in listed, listed

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from tests.cli.test_command import invoke
 from tests.server_app.fake_runs import CONFIG, a_device, a_round
-from wildflower.cli.nodes import HEADERS
 from wildflower.launch.terminal import tables_of
 
+HEADERS = ("node", "status", "device", "kind", "memory", "down", "up", "reported")
 TIERS = [f"raspberry-pi-{number}" for number in range(9)]
 NODE = ["9223372036854775803", "online", "117", "jetson-nano"]
 NODES = [

@@ -57,7 +57,7 @@ LOOKED_BEFORE = {
     ("wildflower/launch/known_nodes.py", "click"),  # comes with typer
     ("wildflower/messages/orders.py", "pydantic_core"),  # comes with pydantic
     ("server_app/pages.py", "jinja2"),  # comes with torch
-    ("wildflower/cli/fleet_serve.py", "jinja2"),
+    ("wildflower/cli/fleet_page.py", "jinja2"),
     ("server_app/trackers.py", "mlflow"),
     ("server_app/trackers.py", "wandb"),
     ("strategies/recipfl/graph_hypernetwork.py", "torch_geometric"),

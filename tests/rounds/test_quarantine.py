@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.small_run import changed_reply, connected_grid, small_config
-from wildflower.cli.nodes import table
+from wildflower.cli.fleet import State, fleet_rows
 from wildflower.devices.instance import VARIABLE, draw_instance, instance
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.known_nodes import KnownNode
@@ -55,13 +55,10 @@ def test_a_node_that_is_refused_three_times_in_a_row_is_quarantined_and_listed(t
     listed = {last.node: last.quarantined for last in read_nodes(run_dir)}
     assert "trained on 1000000 examples" in listed[1]
     assert [listed[node] for node in (2, 3, 4)] == [None] * 3
-    rows = table(
-        {1: KnownNode("", "online", None), 2: KnownNode("", "online", None)},
-        {last.node: last for last in read_nodes(run_dir)},
-        0.0,
-    )
-    assert rows[0][1].startswith("online, quarantined: device 0 says")
-    assert rows[1][1] == "online"
+    known = {node: KnownNode("", "online", None) for node in listed}
+    rows = {row[1]: row[2] for row in fleet_rows(State(run_dir, read_nodes(run_dir), [], None, known), 0.0)}
+    assert rows["1"].startswith("online, quarantined: device 0 says")
+    assert rows["2"] == "online"
 
 
 @pytest.mark.thorough

@@ -16,7 +16,6 @@ from wildflower.cli.export_command import export, predict
 from wildflower.cli.family_command import family
 from wildflower.cli.fleet import fleet
 from wildflower.cli.new import new
-from wildflower.cli.nodes import nodes
 from wildflower.cli.paper_command import paper
 from wildflower.cli.plan_command import plan
 from wildflower.cli.probe_command import bandwidth_server, probe
@@ -95,7 +94,6 @@ for shown in (
     model,
     supernet,
     fleet,
-    nodes,
     probe,
     bandwidth_server,
 ):

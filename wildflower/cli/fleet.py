@@ -3,29 +3,35 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wildflower.cli.options import Insecure, RootCertificates, RunDir, deployment_at, wrong_values_told
+from wildflower.cli.options import Insecure, RootCertificates, deployment_at, wrong_values_told
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-    from wildflower.cli.fleet_serve import Look
     from wildflower.cli.plan import Plan
     from wildflower.launch.before import Deployment
     from wildflower.launch.known_nodes import KnownNode
     from wildflower.server_app.node_records import LastReport
     from wildflower.server_app.run_records import DeviceRecord
 
-HEADERS = ("device", "status", "seen", "memory", "down", "up", "model", "binds", "last outcome", "trained in")
+HEADERS = ("device", "node", "status", "seen", "memory", "down", "up", "model", "binds", "last outcome", "trained in")
 
 
 def fleet(
-    run_dir: RunDir,
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN_DIR]",
+            help="The folder of a run, or of runs: then the newest. Without it, only what the SuperLink knows.",
+        ),
+    ] = None,
     superlink: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Ask this SuperLink for names, and who is connected.")
     ] = None,
@@ -37,29 +43,34 @@ def fleet(
     serve: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve a page there instead; Ctrl-C ends it.")
     ] = None,
+    release: Annotated[
+        int | None, typer.Option(metavar="NODE", help="Release a node from quarantine before the run's next round.")
+    ] = None,
 ) -> None:
     """Show the real devices of a run: when each was seen, what it has, which model it got, and what binds.
 
     With --serve they are a page for browsers, with figures for Prometheus at /metrics. Whoever reaches it reads it.
+    The page has a history of thirty days, which is kept in fleet.sqlite beside the run's folder.
 
     The exit code is 0 when every device gets a model and 3 when one gets none.
     """
     from rich.live import Live
 
     from wildflower.launch.terminal import terminal
+    from wildflower.server_app.node_records import ask_release
 
     if superlink is None and (insecure or root_certificates is not None):
         raise UserError("--root-certificates and --insecure belong to --superlink HOST:PORT")
+    if run_dir is None and (superlink is None or serve is not None or release is not None):
+        raise UserError("name the folder of a run, RUN_DIR; without one, --superlink HOST:PORT lists its nodes")
+    if release is not None and run_dir is not None:
+        ask_release(newest_run(run_dir), release)
     deployment = None if superlink is None else deployment_at(superlink, root_certificates, insecure)
-    if serve is not None:
-        from wildflower.cli.fleet_serve import server_at
+    if serve is not None and run_dir is not None:
+        from wildflower.cli.fleet_serve import serve_fleet
 
-        typer.echo(f"http://{serve}/ and http://{serve}/metrics")
-        with server_at(serve, f"Fleet of {run_dir.name}", HEADERS, lambda: _look(run_dir, deployment)) as server:
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                return
+        serve_fleet(serve, run_dir, deployment)
+        return
     console = terminal()
     page, left_out = _page(run_dir, deployment, console.width)
     if watch is None:
@@ -76,21 +87,22 @@ def fleet(
     raise typer.Exit(3 if left_out else 0)
 
 
-def _look(run_dir: Path, deployment: "Deployment | None") -> "Look":
-    from wildflower.cli.fleet_serve import Look, alerts_of, metrics_of
+@dataclass(frozen=True)
+class State:
+    """A fleet as it is now: last reports and all records of a run, what each device gets, the SuperLink's nodes.
 
-    reports, records, plan, known = _state(run_dir, deployment)
-    now = time.time()
-    alerts = [*alerts_of(reports, records, known, now), *plan.warnings]
-    return Look(
-        fleet_rows(reports, records, plan, known, now), alerts, metrics_of(reports, records, known, len(alerts))
-    )
+    run_dir: None, and plan as well, where only the SuperLink was asked.
+    """
+
+    run_dir: Path | None
+    reports: "Sequence[LastReport]"
+    records: "Sequence[DeviceRecord]"
+    plan: "Plan | None"
+    known: "Mapping[int, KnownNode]"
 
 
-def _state(
-    run_dir: Path, deployment: "Deployment | None"
-) -> "tuple[list[LastReport], list[DeviceRecord], Plan, dict[int, KnownNode]]":
-    """Return the devices' last reports, all records of theirs, what each gets, and what the SuperLink knows."""
+def state_of(run_dir: Path | None, deployment: "Deployment | None") -> State:
+    """Read what a run's folder and a SuperLink say now; FlowerError or JournalError where they do not."""
     from wildflower.cli.plan import make_plan
     from wildflower.launch.experiment_file import of_run
     from wildflower.launch.known_nodes import known_nodes
@@ -98,46 +110,50 @@ def _state(
     from wildflower.server_app.node_records import read_nodes
     from wildflower.server_app.run_folder import read_devices
 
-    reports, records = read_nodes(run_dir), list(read_devices(run_dir))
     known = {} if deployment is None else known_nodes(deployment)
+    if run_dir is None:
+        return State(None, [], [], None, known)
+    run_dir = newest_run(run_dir)
+    reports, records = read_nodes(run_dir), list(read_devices(run_dir))
     with wrong_values_told(), modules_of(run_dir):
-        return reports, records, make_plan(of_run(run_dir, []), run_dir), known
+        return State(run_dir, reports, records, make_plan(of_run(run_dir, []), run_dir), known)
 
 
-def _page(run_dir: Path, deployment: "Deployment | None", width: int) -> "tuple[Group, bool]":
+def newest_run(folder: Path) -> Path:
+    """Return the run of a folder of runs whose devices reported last; the folder itself if it is a run, or has none."""
+    from wildflower.server_app.node_records import FILE
+    from wildflower.server_app.run_folder import is_run
+
+    reports = [] if is_run(folder) else list(folder.glob(f"*/{FILE}"))
+    return max(reports, key=lambda file: file.stat().st_mtime).parent if reports else folder
+
+
+def _page(run_dir: Path | None, deployment: "Deployment | None", width: int) -> "tuple[Group, bool]":
     """Return what is shown now, and whether a device gets no model."""
     from rich.console import Group
     from rich.text import Text
 
     from wildflower.launch.terminal import tables_of
 
-    reports, records, plan, known = _state(run_dir, deployment)
-    rows = fleet_rows(reports, records, plan, known, time.time())
+    state = state_of(run_dir, deployment)
+    rows, plan = fleet_rows(state, time.time()), state.plan
     parts: list[RenderableType] = list(tables_of("", HEADERS, rows, width))
-    if plan.left_out:
+    if plan and plan.left_out:
         parts += [Text(f"Warning: {warning}", style="yellow") for warning in plan.warnings]
         parts.append(Text(f"wildflower plan --run {run_dir} says what each device needs, and tries other settings."))
-    return Group(*parts), bool(plan.left_out)
+    return Group(*parts), bool(plan and plan.left_out)
 
 
-def fleet_rows(
-    reports: "Sequence[LastReport]",
-    records: "Sequence[DeviceRecord]",
-    plan: "Plan",
-    known: "Mapping[int, KnownNode]",
-    now: float,
-) -> list[list[str]]:
+def fleet_rows(state: State, now: float) -> list[list[str]]:
     """Return a row per device in the order of their numbers, and then one per node that has never reported.
 
-    Args:
-        records: of all rounds so far.
-        plan: for the devices that have reported.
-        known: what the SuperLink says of its nodes; none where it was not asked.
-        now: seconds since 1970.
+    `now` is seconds since 1970.
     """
     from wildflower.launch.known_nodes import heard_at
 
-    plans = {device.device: device for device in plan.devices}
+    reports, records, known = state.reports, state.records, state.known
+    whole = state.plan.whole_parameters if state.plan else 1
+    plans = {device.device: device for device in state.plan.devices} if state.plan else {}
     last_of = {record.device: record for record in records}
     got = {record.device: record.parameters for record in records if record.parameters}
     trained = Counter(record.device for record in records if record.outcome == "trained")
@@ -145,12 +161,14 @@ def fleet_rows(
     rows = []
     for last in sorted(reports, key=lambda report: report.device):
         node, record, planned = known.get(last.node), last_of.get(last.device), plans.get(last.device)
-        model = f"{got[last.device]:,} ({got[last.device] / plan.whole_parameters:.0%})" if last.device in got else ""
+        why = last.quarantined
+        model = f"{got[last.device]:,} ({got[last.device] / whole:.0%})" if last.device in got else ""
         binds = ", ".join(planned.binds) or "nothing" if planned else ""
         rows.append(
             [
                 f"{last.device} {(node and node.name) or last.name or last.report.kind}",
-                f"quarantined: {last.quarantined}" if last.quarantined else node.status if node else "",
+                str(last.node),
+                ", ".join([*([node.status] if node else []), *([f"quarantined: {why}"] if why else [])]),
                 _ago(heard_at(last, node), now),
                 _memory(last),
                 _link(last.report.down_mbit_per_s),
@@ -166,7 +184,8 @@ def fleet_rows(
         if number not in reported:
             rows.append(
                 [
-                    node.name or str(number),
+                    node.name or "unknown",
+                    str(number),
                     node.status,
                     "never" if node.seen is None else _ago(node.seen, now),
                     *[""] * 5,

@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, StrictUndefined
 from typing_extensions import override
 
+from wildflower.cli.fleet import HEADERS, State, fleet_rows, state_of
+from wildflower.cli.fleet_history import DAY_HEADERS, days_of, ends_of, history_at, remember
+from wildflower.cli.fleet_page import page
 from wildflower.launch.known_nodes import heard_at
 from wildflower.plugins.user_error import UserError
+from wildflower.server_app.run_folder import is_run, read_rounds
 from wildflower.server_app.units import seconds_text
 
 if TYPE_CHECKING:
+    from wildflower.launch.before import Deployment
     from wildflower.launch.known_nodes import KnownNode
     from wildflower.server_app.node_records import LastReport
     from wildflower.server_app.run_records import DeviceRecord
 
+KEEP_SECONDS = 60.0  # between two looks for the history
 LOOK_SECONDS = 10.0  # between two looks at the run's folder, however many ask
 CLIENT_SECONDS = 10.0  # that a client may say nothing, or read nothing
 SILENT_SECONDS, REFUSALS = 1800.0, 3  # without contact, and in a row, from which on a device is an alert
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="30">
-<title>{{ title }}</title>
-<style>body{font:15px sans-serif;margin:2em}td,th{padding:.3em .8em;text-align:left;border-bottom:1px solid #ccc}
-.alert{color:#a00}</style>
-<h1>{{ title }}</h1>
-{% for alert in alerts %}<p class="alert">{{ alert }}</p>{% endfor %}
-<table><tr>{% for name in headers %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
-<p>As of {{ at }}. <a href="/metrics">Figures for Prometheus</a></p></html>"""
-TEMPLATE = Environment(autoescape=True, undefined=StrictUndefined).from_string(PAGE)
+LOW_DISK_BYTES = 500e6  # where a node keeps its state: a few models
+# Flower refuses what is signed 5 s ahead or 300 s ago (wildflower.client_app.server_clock). A report takes a while to
+# come, so that a clock seems to be behind by that.
+AHEAD_SECONDS, BEHIND_SECONDS = 2.0, 150.0
+DEVICE = re.compile(r"/device/(0|[1-9]\d{0,18})")
 
 
 @dataclass(frozen=True)
 class Look:
-    """The state of a fleet: the table's rows, what is wrong in sentences, and figures as Prometheus reads them."""
+    """The state of a fleet: the table's rows, the devices of the first of them, what is wrong in sentences, and figures
+    as Prometheus reads them."""
 
     rows: Sequence[Sequence[str]]
+    devices: Sequence[int]
     alerts: Sequence[str]
     metrics: str
 
@@ -49,7 +54,8 @@ class Look:
 def alerts_of(
     reports: Sequence[LastReport], records: Sequence[DeviceRecord], known: Mapping[int, KnownNode], now: float
 ) -> list[str]:
-    """Return which devices somebody should look after, in sentences: silent, refused again and again, quarantined."""
+    """Return which devices somebody should look after, in sentences: silent, refused again and again, quarantined, with
+    a full disk or a wrong clock."""
     outcomes: dict[int, list[str]] = {}
     for record in records:
         outcomes.setdefault(record.device, []).append(record.outcome)
@@ -67,7 +73,18 @@ def alerts_of(
             found.append(f"{who}: {newest[-1]}, {REFUSALS} times in a row")
         if last.quarantined:
             found.append(f"{who}: quarantined: {last.quarantined}")
+        disk_bytes, ahead = last.report.disk_free_bytes, clock_ahead_seconds(last)
+        if disk_bytes is not None and disk_bytes < LOW_DISK_BYTES:
+            found.append(f"{who}: {disk_bytes / 1e6:,.0f} MB of its disk are free")
+        if ahead is not None and not -BEHIND_SECONDS <= ahead <= AHEAD_SECONDS:
+            word = "ahead of" if ahead > 0 else "behind"
+            found.append(f"{who}: its clock is {abs(ahead):,.0f} s {word} the server's")
     return found
+
+
+def clock_ahead_seconds(last: LastReport) -> float | None:
+    """Return how far a device's clock was ahead of the server's when its report came; None if it did not say."""
+    return None if last.report.clock_seconds is None else last.report.clock_seconds - last.reported_at
 
 
 def metrics_of(
@@ -87,6 +104,8 @@ def metrics_of(
         add("device_seen_timestamp_seconds", labels, heard_at(last, node))
         add("device_online", labels, None if node is None else node.status == "online")
         add("device_memory_available_bytes", labels, report.memory_available_bytes)
+        add("device_disk_free_bytes", labels, report.disk_free_bytes)
+        add("device_clock_ahead_seconds", labels, clock_ahead_seconds(last))
         add("device_memory_factor", labels, last.memory_factor)
         add("device_down_mbit_per_s", labels, report.down_mbit_per_s)
         add("device_up_mbit_per_s", labels, report.up_mbit_per_s)
@@ -107,8 +126,70 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def server_at(address: str, title: str, headers: Sequence[str], look: Callable[[], Look]) -> ThreadingHTTPServer:
-    """Return a server that answers / and /metrics. UserError where it cannot listen at host:port."""
+def serve_fleet(address: str, run_dir: Path, deployment: Deployment | None) -> None:
+    """Serve a run's devices until Ctrl-C, and keep their history in fleet.sqlite of the folder where runs lie."""
+    place = run_dir.absolute()
+    file = (place.parent if is_run(place) else place) / "fleet.sqlite"
+    stopped, lock = threading.Event(), threading.Lock()
+
+    def state() -> State:
+        with lock:  # a run's own modules are looked for in one place at a time
+            return state_of(run_dir, deployment)
+
+    def look() -> Look:
+        return look_at(state(), time.time())
+
+    def keep() -> None:
+        """Keep a history also while nobody looks."""
+        told = ""
+        while not stopped.wait(KEEP_SECONDS):
+            try:
+                keep_state(file, state(), time.time())
+                told = ""
+            except (UserError, OSError) as error:  # the run's folder or the SuperLink is away for now
+                if str(error) != told:
+                    told = str(error)
+                    print(f"No history is kept: {told}", file=sys.stderr, flush=True)
+
+    def days(device: int) -> list[list[str]]:
+        with history_at(file) as history:
+            return days_of(history, device)
+
+    with server_at(address, f"Fleet of {place.name}", look, days) as server:
+        print(f"http://{address}/ and http://{address}/metrics", flush=True)
+        with history_at(file):  # what is wrong with it is told now
+            keeper = threading.Thread(target=keep, daemon=True)
+        keeper.start()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            stopped.set()
+
+
+def look_at(state: State, now: float) -> Look:
+    """Return what the pages show of a state of the fleet."""
+    alerts = alerts_of(state.reports, state.records, state.known, now)
+    alerts += state.plan.warnings if state.plan else ()
+    metrics = metrics_of(state.reports, state.records, state.known, len(alerts))
+    return Look(fleet_rows(state, now), sorted(last.device for last in state.reports), alerts, metrics)
+
+
+def keep_state(file: Path, state: State, now: float) -> None:
+    """Add what a state of the fleet shows to its history."""
+    if state.run_dir is not None:
+        journal = state.run_dir / "rounds.jsonl"
+        rounds = read_rounds(state.run_dir)
+        ended = ends_of(state.records, rounds, journal.stat().st_mtime if rounds else now)
+        with history_at(file) as history:
+            remember(history, state.run_dir.name, state.reports, state.known, ended, now)
+
+
+def server_at(
+    address: str, title: str, look: Callable[[], Look], days: Callable[[int], list[list[str]]]
+) -> ThreadingHTTPServer:
+    """Return a server that answers /, /device/NUMBER and /metrics. UserError where it cannot listen at host:port."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"--serve {address!r}: expected HOST:PORT, such as 127.0.0.1:9464")
@@ -121,26 +202,32 @@ def server_at(address: str, title: str, headers: Sequence[str], look: Callable[[
                 seen["look"] = time.monotonic(), found
             return seen["look"][1]
 
+    def answer(path: str) -> str | None:
+        if path == "/metrics":
+            return newest().metrics
+        if path == "/":
+            now = newest()
+            return page(title, HEADERS, now.rows, now.alerts, now.devices)
+        if (asked := DEVICE.fullmatch(path)) and (device := int(asked[1])) in (now := newest()).devices:
+            name = now.rows[now.devices.index(device)][0]
+            return page(f"{title}: device {name}", DAY_HEADERS, days(device), [], [])
+        return None
+
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_SECONDS
 
         def do_GET(self) -> None:
-            if self.path not in ("/", "/metrics"):
-                self.send_error(404)
-                return
             try:
-                now = newest()
+                text = answer(self.path)
             except (UserError, OSError) as error:  # the run's folder or the SuperLink is away for now
                 self.send_error(503, explain=str(error))
                 return
-            if self.path == "/":
-                at = time.strftime("%Y-%m-%d %H:%M:%S")
-                text = TEMPLATE.render(title=title, headers=headers, rows=now.rows, alerts=now.alerts, at=at)
-            else:
-                text = now.metrics
+            if text is None:
+                self.send_error(404)
+                return
             data = text.encode()
             self.send_response(200)
-            self.send_header("Content-Type", f"text/{'html' if self.path == '/' else 'plain'}; charset=utf-8")
+            self.send_header("Content-Type", f"text/{'plain' if self.path == '/metrics' else 'html'}; charset=utf-8")
             self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -73,6 +73,7 @@ def report_rows(report: "DeviceReport") -> list[list[str]]:
         ["training speed", speed],
         ["temperature", temperature],
         ["throttled", throttled],
+        ["free where it keeps its state", megabytes(report.disk_free_bytes)],
     ]
     if report.resting is not None:
         rows.append(["takes part", f"not now: {report.resting}"])

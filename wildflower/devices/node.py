@@ -1,5 +1,7 @@
 """The report of a node: what its machine has, what its links carry, and what its owner wrote in the node config."""
 
+import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +37,16 @@ def node_report(
         payload_limit_bytes=owner.payload_limit_bytes,
         instance=name,
         instance_age_seconds=age_seconds,
+        disk_free_bytes=_disk_free_bytes(folder),
+        clock_seconds=max(0.0, time.time()),
     )
     settings = LinkSettings.of(owner)
     return with_links(report, settings, update_links(settings, folder, traffic_bytes=traffic_bytes))
+
+
+def _disk_free_bytes(folder: Path) -> int | None:
+    """Return what is free where a folder lies or will be made; None where nobody may look."""
+    try:
+        return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
+    except OSError:
+        return None

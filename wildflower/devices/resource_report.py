@@ -11,6 +11,7 @@ from wildflower.devices.checked import STRICT, Above0, AtLeast0, FlopPerS, MbitP
 
 MIN_PROBE_BYTES = 64 * 1024  # of one direction, and what the bandwidth service serves at least
 MAX_KIND_LETTERS = 64
+MAX_CLOCK_SECONDS = 2.0**36  # since 1970: the year 4147
 
 Kind = Annotated[str, Field(max_length=MAX_KIND_LETTERS), AfterValidator(printable)]
 Instance = Annotated[str, Field(max_length=32), AfterValidator(printable)]
@@ -48,6 +49,8 @@ class DeviceReport:
         instance_age_seconds: How long ago that was; None likewise.
         resting: Why its owner lets it take no part now; None where it does.
         resting_seconds: In how many seconds it is worth asking again; None likewise.
+        disk_free_bytes: What is free where the node keeps its state; None if nobody looked.
+        clock_seconds: What the device's clock said when it reported, in seconds since 1970; None likewise.
         memory_is_ram: Whether messages lie in the same memory; false of a CUDA card with memory of its own.
     """
 
@@ -74,6 +77,8 @@ class DeviceReport:
     instance_age_seconds: AtLeast0 | None = None
     resting: Text | None = None
     resting_seconds: AtLeast0 | None = None
+    disk_free_bytes: Whole | None = None
+    clock_seconds: Annotated[float, Field(ge=0, le=MAX_CLOCK_SECONDS)] | None = None
 
     @model_validator(mode="after")
     def _available(self) -> Self:

@@ -35,7 +35,7 @@ class Quarantine:
         self.held[node] = one_line(why)
         text = (
             "Node %s is quarantined and asked nothing any more: %s replies of it were refused, the last one because: "
-            "%s. `wildflower nodes --run RUN_DIR --release %s` releases it"
+            "%s. `wildflower fleet RUN_DIR --release %s` releases it"
         )
         log(WARNING, text, node, self._refusals[node], self.held[node], node)
 
