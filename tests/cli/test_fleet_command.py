@@ -10,7 +10,7 @@ from tests.cli.test_plan import nodes_json
 from tests.deployment import Deployment
 from tests.server_app import fake_runs
 from tests.small_run import small_config
-from wildflower.cli.fleet import HEADERS, State, fleet_rows, newest_run
+from wildflower.cli.fleet_state import HEADERS, State, fleet_rows, newest_run
 from wildflower.cli.plan import make_plan
 from wildflower.launch.known_nodes import KnownNode, nodes_of
 from wildflower.server_app.journal import Journal

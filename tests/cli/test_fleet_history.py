@@ -8,9 +8,9 @@ from tests.cli.test_plan import nodes_json
 from tests.server_app import fake_runs
 from tests.small_run import small_config
 from wildflower.cli import fleet_history
-from wildflower.cli.fleet import state_of
 from wildflower.cli.fleet_history import DAY_HEADERS, EVERY_SECONDS, days_of, ends_of, history_at, remember
 from wildflower.cli.fleet_serve import keep_state
+from wildflower.cli.fleet_state import state_of
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.known_nodes import KnownNode
 from wildflower.plugins.user_error import UserError

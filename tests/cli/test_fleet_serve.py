@@ -12,8 +12,8 @@ import pytest
 from tests.browser import CHROMIUM, chromium
 from tests.server_app import fake_runs
 from wildflower.cli import fleet_serve
-from wildflower.cli.fleet import HEADERS
 from wildflower.cli.fleet_serve import Look, alerts_of, metrics_of, server_at
+from wildflower.cli.fleet_state import HEADERS
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.known_nodes import KnownNode
 from wildflower.plugins.user_error import UserError

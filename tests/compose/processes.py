@@ -16,7 +16,7 @@ from tests.deployment import Deployment, kill
 from tests.launch.test_bundle import OWN, run_what_is_ones_own
 from tests.launch.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
 from tests.small_run import connected_grid, same_bits
-from wildflower.cli.fleet import fleet_rows, state_of
+from wildflower.cli.fleet_state import fleet_rows, state_of
 from wildflower.launch.before import Deployment as At
 from wildflower.launch.experiment_file import write_toml
 from wildflower.launch.superlink import connected

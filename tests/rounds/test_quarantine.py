@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.small_run import changed_reply, connected_grid, small_config
-from wildflower.cli.fleet import State, fleet_rows
+from wildflower.cli.fleet_state import State, fleet_rows
 from wildflower.devices.instance import VARIABLE, draw_instance, instance
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.known_nodes import KnownNode

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from wildflower.cli.fleet import HEADERS, State, fleet_rows, state_of
 from wildflower.cli.fleet_history import DAY_HEADERS, days_of, ends_of, history_at, remember
 from wildflower.cli.fleet_page import page
+from wildflower.cli.fleet_state import HEADERS, State, fleet_rows, state_of
 from wildflower.launch.known_nodes import heard_at
 from wildflower.plugins.user_error import UserError
 from wildflower.server_app.run_folder import is_run, read_rounds
