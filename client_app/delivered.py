@@ -1,8 +1,8 @@
 """Models that a device uses: a folder for each version, checked before `current` leads to it.
 
-state-dir/model/VERSION/model.pt2 and model.pt2.json are what `wildflower export` writes. `current` leads to the version
-in use and `previous` to the one before it; others are removed. Both are links, which are replaced whole, so that a
-program that opens `current/model.pt2` finds one version or the other.
+state-dir/model/VERSION/model.pt2 (or .onnx, .pte) and model.pt2.json are what `wildflower export` writes. `current`
+leads to the version in use and `previous` to the one before it; others are removed. Both are links, which are replaced
+whole, so that a program that opens `current/model.pt2` finds one version or the other.
 """
 
 from __future__ import annotations
@@ -11,38 +11,90 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from wildflower.client_app.context import Workplace
+from wildflower.client_app.evaluation import personal_model
+from wildflower.client_app.kept_state import DeviceState
 from wildflower.devices.validation import one_line
 from wildflower.messages.delivery import Delivered, Delivery
 from wildflower.messages.error import MessageError
+from wildflower.messages.orders import EvaluationBatch
+from wildflower.messages.programs import (
+    CHECKED,
+    Facts,
+    examples,
+    facts_path,
+    program_of,
+    read_program,
+    with_preparation,
+)
+from wildflower.models.base import Family
 from wildflower.tasks.task import Task
 
-FOLDER, CURRENT, PREVIOUS, PROGRAM = "model", "current", "previous", "model.pt2"
+FOLDER, CURRENT, PREVIOUS = "model", "current", "previous"
 ASKED_TOGETHER = 64
-
-Program = Callable[[Tensor], Tensor]
 
 
 class ModelFolderError(ValueError):
     """There is no model to use; the text says why."""
 
 
-def take(delivery: Delivery, program: bytes, task: Task, folder: Path) -> Delivered:
+def own_program(
+    delivery: Delivery,
+    batch: EvaluationBatch,
+    family: Family,
+    task: Task,
+    arrays: list[bytes],
+    state: DeviceState,
+    place: Workplace,
+) -> tuple[bytes, Mapping[str, Any]]:
+    """Return the program of a device's personal model, and its facts, of which nothing is sent.
+
+    Raises MessageError where there is no such model, ExportError where it cannot be written here.
+    """
+    order = batch.orders[0]
+    if order.device != delivery.device or batch.run != delivery.run or len(batch.orders) != 1:
+        raise MessageError("its order is not that of a personal model of this device and run")
+    model = personal_model(order, batch, family, task, arrays, state, place)
+    inputs, _ = task.own_test(order.device)
+    facts = Facts(
+        format=delivery.file_format,
+        task=task.spec.name,
+        input_shape=list(task.input_shape),
+        input_dtype=str(inputs.dtype).removeprefix("torch."),
+        classes=task.classes,
+        labels=list(task.label_names) or ([] if task.classes == 1 else [str(n) for n in range(task.classes)]),
+        columns=list(task.columns),
+        mean=task.normalization and task.normalization[0].tolist(),
+        std=task.normalization and task.normalization[1].tolist(),
+        family=family.spec(),
+        architecture=order.architecture,
+        exits="deepest",
+        metric=task.metric.name,
+        score=None,
+        round=batch.round,
+    )
+    program = program_of(with_preparation(model, facts), facts, f"device {order.device}")
+    return program, facts.model_dump(mode="json")
+
+
+def take(delivery: Delivery, program: bytes, facts: Mapping[str, Any], task: Task, folder: Path) -> Delivered:
     """Keep a model, compare it with the one in use, and use it unless it is worse.
 
     Args:
+        facts: of the program.
         task: whose test examples of this device are the ones held out. Without any, a model must answer numbers.
         folder: `FOLDER` in the device's state folder.
 
     Raises MessageError where the program is not the one that was sent.
     """
-    if hashlib.sha256(program).hexdigest() != delivery.sha256:
+    if delivery.own is None and hashlib.sha256(program).hexdigest() != delivery.sha256:
         raise MessageError("the model that came is not the one that was sent: its sha256 is another")
     place, current = folder / delivery.version, folder / CURRENT
     beside = folder / f".{delivery.version}.{os.getpid()}.part"
@@ -51,10 +103,13 @@ def take(delivery: Delivery, program: bytes, task: Task, folder: Path) -> Delive
     score = before = None
     why = ""
     try:
-        _write(beside / PROGRAM, program)
-        _write(beside / f"{PROGRAM}.json", json.dumps(delivery.facts, indent=2).encode())
+        file = beside / f"model.{delivery.file_format}"
+        _write(file, program)
+        _write(facts_path(file), json.dumps(facts, indent=2).encode())
         try:
             score = score_of(beside, task, delivery.device)
+            if delivery.own is not None:
+                _write(facts_path(file), json.dumps({**facts, "score": score}, indent=2).encode())
         except Exception as error:  # of any kind: PyTorch's reader has many
             why = one_line(f"it cannot be used here: {type(error).__name__}: {error}")
         if not why and current.exists() and current.resolve() != place.resolve():
@@ -65,7 +120,7 @@ def take(delivery: Delivery, program: bytes, task: Task, folder: Path) -> Delive
                 held_out = len(task.own_test(delivery.device)[1])
                 why = f"it is worse than the model in use on this device's {held_out} examples"
         if not why:
-            if not _holds(place, program):
+            if not _holds(place / file.name, program):
                 shutil.rmtree(place, ignore_errors=True)
                 os.replace(beside, place)
             use(folder, delivery.version)
@@ -90,33 +145,41 @@ def _write(file: Path, data: bytes) -> None:
         os.fsync(open_file.fileno())
 
 
-def _holds(place: Path, program: bytes) -> bool:
+def _holds(file: Path, program: bytes) -> bool:
     """Whether a version is there already: one that is in use stays while it is read."""
     try:
-        return (place / PROGRAM).read_bytes() == program
+        return file.read_bytes() == program
     except OSError:
         return False
+
+
+def program_in(place: Path) -> Path:
+    """Return the program in the folder of a version. Raises ModelFolderError without one."""
+    for file in sorted(place.glob("model.*")):
+        if file.suffix != ".json":
+            return file
+    raise ModelFolderError(f"{place} holds no program of a model")
 
 
 def score_of(place: Path, task: Task, device: int) -> float | None:
     """Return the task's metric of a model on a device's held-out examples; None where the device holds none out.
 
-    Raises ValueError where the model says what are no numbers, and whatever PyTorch raises where it cannot be read.
+    Raises ExportError where the model cannot be read or its library is not here, ValueError where it reads other inputs
+    than the task's or says what are no numbers, and whatever its library raises.
     """
-    program = torch.export.load(place / PROGRAM).module()
+    program, facts = read_program(program_in(place))
+    if facts.input_shape != list(task.input_shape):
+        raise ValueError(f"it reads inputs of shape {facts.input_shape}, and the task's have {list(task.input_shape)}")
     inputs, labels = task.own_test(device)
     if not len(labels):
-        facts = json.loads((place / f"{PROGRAM}.json").read_text())
-        shape, kind = facts["input_shape"], getattr(torch, str(facts["input_dtype"]))
-        _finite(program(torch.zeros((2, *shape), dtype=kind)))
+        _finite(program(examples(facts, CHECKED)))
         return None
     sums: list[float] = []
-    with torch.no_grad():
-        for start in range(0, len(labels), ASKED_TOGETHER):
-            part = slice(start, start + ASKED_TOGETHER)
-            _, y = task.batch(inputs[part], labels[part], augment=None)
-            found = task.metric.sums(task.answers(_finite(program(inputs[part]))), y)
-            sums = [a + float(b) for a, b in zip(sums or [0.0] * len(found), found, strict=True)]
+    for start in range(0, len(labels), ASKED_TOGETHER):
+        part = slice(start, start + ASKED_TOGETHER)
+        _, y = task.batch(inputs[part], labels[part], augment=None)
+        found = task.metric.sums(task.answers(_finite(program(inputs[part]))), y)
+        sums = [a + float(b) for a, b in zip(sums or [0.0] * len(found), found, strict=True)]
     return task.metric.value(sums, len(labels))
 
 

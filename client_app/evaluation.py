@@ -41,10 +41,7 @@ def score_order(
     """
     local = client_step_of(order.client_step)
     training = batch.training or LocalTraining(batch_size=batch.batch_size)
-    before = batch.round + 1  # the device's own model is that of this round
-    context = DeviceContext(
-        order, local, before, training, family, task, arrays, state, place, evaluated_round=batch.round
-    )
+    context = _context(order, batch, training, family, task, arrays, state, place)
     if order.data == "test set":
         inputs, labels = task.test.inputs, task.test.labels
     else:
@@ -62,8 +59,7 @@ def score_order(
         closing(context),  # a client step that takes batches sets a limit of its own, which must end before this one
     ):
         if batch.training is None:
-            seed_draws(order.seed, context.device)  # a device that has not trained yet may lack layers of its own
-            model: Network | None = local.model(context)
+            model: Network | None = _untrained(order, context)
         else:
             answer = do_order(context).answer
             model = answer.model
@@ -85,6 +81,48 @@ def score_order(
                 figures = score(network, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
                 beside.append(figures.sums)
     return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples, beside=beside)
+
+
+def personal_model(
+    order: EvaluationOrder,
+    batch: EvaluationBatch,
+    family: Family,
+    task: Task,
+    arrays: list[bytes],
+    state: DeviceState,
+    place: Workplace,
+) -> torch.nn.Module:
+    """Return the model that an evaluation order would score on the device's own examples, on the processor.
+
+    Raises MessageError where the tensor sets are not those of the order, or the device keeps no such model.
+    """
+    training = LocalTraining(batch_size=batch.batch_size)
+    with closing(_context(order, batch, training, family, task, arrays, state, place)) as context:
+        model = _untrained(order, context)
+        if family.with_statistics != family:
+            model = _with_statistics(model, context, training)
+        return client_step_of(order.client_step).scored(context, model).cpu()
+
+
+def _context(
+    order: EvaluationOrder,
+    batch: EvaluationBatch,
+    training: LocalTraining,
+    family: Family,
+    task: Task,
+    arrays: list[bytes],
+    state: DeviceState,
+    place: Workplace,
+) -> DeviceContext:
+    local, before = client_step_of(order.client_step), batch.round + 1  # the device's own model is that of this round
+    return DeviceContext(
+        order, local, before, training, family, task, arrays, state, place, evaluated_round=batch.round
+    )
+
+
+def _untrained(order: EvaluationOrder, context: DeviceContext) -> Network:
+    seed_draws(order.seed, context.device)  # a device that has not trained yet may lack layers of its own
+    return client_step_of(order.client_step).model(context)
 
 
 def _with_statistics(model: Network, context: DeviceContext, training: LocalTraining) -> Network:

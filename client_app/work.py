@@ -20,7 +20,7 @@ from torch import Tensor
 
 from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.delivered import FOLDER as MODEL_FOLDER
-from wildflower.client_app.delivered import take
+from wildflower.client_app.delivered import own_program, take
 from wildflower.client_app.device_report import device_report, gpu_trainer, resting
 from wildflower.client_app.evaluation import score_order
 from wildflower.client_app.fitting import Fit
@@ -303,10 +303,19 @@ def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[byt
 
 def _deliver(delivery: Delivery, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
     """Return whether this node's device uses a model from now on. MessageError where the message is for another."""
-    if delivery.device != own_device(config) or len(arrays) != 1:
+    if delivery.device != own_device(config):
         raise MessageError(f"a model for device {delivery.device}, and this node carries device {own_device(config)}")
-    task = load_task(_task(delivery, config))
-    answer = take(delivery, arrays[0], task, node_state_dir(config) / MODEL_FOLDER)
+    if (rest := resting(config)) is not None:
+        raise Refusal(f"the device takes no part now: {rest.why}")
+    if delivery.own is not None:
+        task, family, device = _prepare(delivery.own, config)
+        state, place = _state_of(delivery.device, delivery.own, config), Workplace(device, None)
+        task = task.for_device(delivery.device)
+        program, facts = own_program(delivery, delivery.own, family, task, arrays, state, place)
+    else:
+        task = load_task(_task(delivery, config)).for_device(delivery.device)
+        program, facts = arrays[0] if arrays else b"", delivery.facts
+    answer = take(delivery, program, facts, task, node_state_dir(config) / MODEL_FOLDER)
     if policy_of(config, delivery.device, simulated=False).minimum:  # scores would show something of this device alone
         answer = answer.model_copy(update={"score": None, "before": None})
     return answer.model_dump_json(), []

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from wildflower.client_app.simulation import ForkServerError
 from wildflower.devices.fleet import Fleet
+from wildflower.messages.programs import check_writable
 from wildflower.models.frozen import check_left
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference, one_sentence
@@ -37,7 +38,7 @@ from wildflower.server_app.config import (
     digests_of,
     keep_modules,
 )
-from wildflower.server_app.deliveries import Deliveries
+from wildflower.server_app.deliveries import Deliveries, only_delivers
 from wildflower.server_app.dry_run import dry_run_step
 from wildflower.server_app.inputs import fleet_path, initial_digest, initial_of, named, public_of, run_folder, task_spec
 from wildflower.server_app.journal import Journal
@@ -130,9 +131,11 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     with naming_devices(engine.population), _ending(journal, tracker):
         first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
         _tell_run(config, run_dir, engine, first_round)
-        progress = add_run_hooks(engine, config, run_dir, journal, tracker)
+        deliveries = Deliveries(run_dir, config, engine)
+        progress = add_run_hooks(engine, config, run_dir, journal, tracker, deliveries)
         start(engine, config, first_round)
-        for number in range(first_round, config.rounds + 1):
+        only = only_delivers(run_dir)
+        for number in () if only else range(first_round, config.rounds + 1):
             if engine.settings.privacy is not None:
                 engine.settings.privacy.check_room(number)
             engine.population.release(take_releases(run_dir))  # before devices are sampled
@@ -141,8 +144,9 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
                 log(INFO, "The run ends after round %s of %s: %s", number, config.rounds, result.stopped)
                 break
         progress.check_trained()
-        if first_round > config.rounds and not engine.population.simulated:
-            Deliveries(run_dir, config.run_name, engine.settings.task).deliver(grid, engine.population)
+        if (only or first_round > config.rounds) and not engine.population.simulated:
+            deliveries.to_all(grid)
+        deliveries.wait(grid)
     log(INFO, "Report: %s", run_dir / "report.html")
 
 
@@ -347,6 +351,8 @@ def build(
     if config.deliver == "best" and config.evaluate_tiers and settings.deliver != "best":
         log(INFO, "The server has no examples to choose by: a device counts with the model that it would be assigned")
     scores = scorer(task, held_out=settings.deliver == "best") if len(task.test) else None
+    if config.deliver_every and not config.fleet:
+        check_writable(config.deliver_format)
     population = _population(config, method, task, own)
     theirs = [*hooks_named(config.hooks), *hooks]
     try:

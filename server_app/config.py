@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.messages.encoding import Wire
+from wildflower.messages.programs import ProgramFormat
 from wildflower.plugins.beside import digests, keep
 from wildflower.plugins.reference import is_reference, module_label, top_module
 from wildflower.server_app.checks import check
@@ -257,6 +258,10 @@ class RunConfig(Params):
         description="Model by which a device counts in the delivered score: the best on held-out examples of all that "
         "fit it (best), or the one that it would be assigned (largest; docs/scores.md)",
     )
+    deliver_every: CountOrZero = Field(
+        0, description="Rounds between deliveries of models to real devices, which go on beside the run; 0: none"
+    )
+    deliver_format: ProgramFormat = Field("pt2", description="Format of delivered models (docs/export.md)")
     personal: Personal = Field(default_factory=Personal)
     output_dir: str = Field(
         "runs",

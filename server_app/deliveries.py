@@ -1,19 +1,22 @@
-"""Models of a run on their way to its devices: `wildflower deliver` writes them into the run's folder.
+"""Models of a run on their way to its devices: by `wildflower deliver`, or every `deliver-every` rounds.
 
-`deliver/VERSION` holds a program for each tier, and `tiers.json`, which is written last. After every round, and when
-a run that has ended is continued, the newest version is sent to the devices that are there and have not been sent it.
-`delivered.json` has what each device said.
+`deliver/VERSION` holds a program for each tier, and `tiers.json`, which is written last; `deliver/newest` names the
+version that is to be delivered. It goes to the devices of a round once that is over, and by the command to all that are
+there. Nobody is waited for: answers are read after later rounds. `delivered.json` has what each device said. Where a
+method leaves personal models on devices, each makes the program of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
-from collections.abc import Mapping
+import os
+import shutil
+import time
+from collections.abc import Iterable
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 from flwr.app import Message
 from flwr.common import log
@@ -24,39 +27,92 @@ from typing_extensions import override
 from wildflower.devices.validation import one_line
 from wildflower.messages.delivery import Delivered, Delivery, Version
 from wildflower.messages.error import MessageError
+from wildflower.messages.programs import ExportError, ProgramFormat, facts_path
 from wildflower.messages.wire import DELIVERED_LIMITS, from_records, to_records
 from wildflower.plugins.user_error import UserError
-from wildflower.rounds.exchange import Failure, exchange
+from wildflower.rounds.engine import Engine
+from wildflower.rounds.exchange import Failure, pull
 from wildflower.rounds.hooks import Round, RoundHook
-from wildflower.rounds.population import Population
+from wildflower.rounds.scores import evaluation_batch
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.export import export
+from wildflower.server_app.models import ModelError, load_model, tiers_of
 from wildflower.server_app.whole_files import file_written_whole
 
-FOLDER, TIERS, SAID = "deliver", "tiers.json", "delivered.json"
+FOLDER, TIERS, NEWEST, ONLY, SAID = "deliver", "tiers.json", "newest", "only", "delivered.json"
 MESSAGE = "query.delivery"
 DEADLINE_SECONDS = 600.0
 
 
 class Programs(BaseModel):
-    """The programs of a version by tier, each the name of a .pt2 file beside; "" is the global model's."""
+    """The programs of a version by tier, each the name of a file beside; "" is the global model's.
+
+    There are none of a version of personal models.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     version: Version
-    tiers: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+\.pt2$")]]
+    file_format: ProgramFormat
+    tiers: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+\.(pt2|onnx|pte)$")]]
 
 
 _ANSWERS = TypeAdapter(dict[int, Delivered])
 
 
+def write_programs(run_dir: Path, file_format: ProgramFormat = "pt2") -> str:
+    """Write the best models of a run as programs for its tiers, unless they are there. -> their version, now the
+    newest."""
+    _, info = load_model(run_dir)
+    folder = run_dir / FOLDER / f".{os.getpid()}.part"
+    files = {tier: f"{place}.{file_format}" for place, tier in enumerate(["", *tiers_of(run_dir)])}
+    digest = hashlib.sha256()
+    try:
+        for tier, name in files.items():
+            path = export(run_dir, file_format=file_format, tier=tier or None, out=folder / name)
+            digest.update(path.read_bytes())
+        return _as_newest(run_dir, folder, info.round, digest.hexdigest(), file_format, files)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_personal(run_dir: Path, round_number: int, file_format: ProgramFormat) -> str:
+    """Let the personal models of a round be delivered. -> their version."""
+    folder = run_dir / FOLDER / f".{os.getpid()}.part"
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(f"{run_dir.name} {round_number} {file_format}".encode()).hexdigest()
+    return _as_newest(run_dir, folder, round_number, digest, file_format, {})
+
+
+def _as_newest(
+    run_dir: Path, folder: Path, round_number: int, digest: str, file_format: ProgramFormat, files: dict[str, str]
+) -> str:
+    version, before = f"{round_number}-{digest[:12]}", newest(run_dir)
+    place = run_dir / FOLDER / version
+    if not (place / TIERS).exists():
+        programs = Programs(version=version, file_format=file_format, tiers=files)
+        (folder / TIERS).write_text(programs.model_dump_json(indent=1))
+        os.replace(folder, place)
+    with file_written_whole(run_dir / FOLDER / NEWEST) as file:
+        file.write(version.encode())
+    # The one before stays, because a run that goes on may be reading it.
+    for older in run_dir.glob(f"{FOLDER}/[0-9]*"):
+        if older not in (place, before and before[0]):
+            shutil.rmtree(older)
+    return version
+
+
 def newest(run_dir: Path) -> tuple[Path, Programs] | None:
     """Return the folder of the version that is to be delivered, and its programs; None where there is none."""
-    files = sorted((run_dir / FOLDER).glob(f"[0-9]*/{TIERS}"), key=lambda file: file.stat().st_mtime_ns)
-    if not files:
-        return None
     try:
-        return files[-1].parent, Programs.model_validate_json(files[-1].read_bytes())
-    except ValidationError as error:
-        raise UserError(f"{files[-1]} is not what wildflower deliver writes: {one_line(str(error))}") from None
+        version = (run_dir / FOLDER / NEWEST).read_text()
+    except FileNotFoundError:
+        return None
+    file = run_dir / FOLDER / version / TIERS
+    try:
+        return file.parent, Programs.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{file} is not what wildflower deliver writes: {one_line(str(error))}") from None
 
 
 def read_delivered(run_dir: Path) -> dict[int, Delivered]:
@@ -67,66 +123,131 @@ def read_delivered(run_dir: Path) -> dict[int, Delivered]:
         return {}
 
 
-class Deliveries(RoundHook):
-    """Sends models to devices, where there are any to send."""
+def only_delivers(run_dir: Path) -> bool:
+    """Return whether a run is taken up to deliver its models and to train no further; once for each time it is asked
+    to."""
+    try:
+        (run_dir / FOLDER / ONLY).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
-    def __init__(self, run_dir: Path, run: str, task: Mapping[str, Any]) -> None:
-        self._run, self._run_dir, self._task = run, run_dir, dict(task)
+
+class _Sent(NamedTuple):
+    node: int
+    device: int
+    version: str
+    until: float  # of time.monotonic()
+
+
+class Deliveries(RoundHook):
+    """Sends models to devices, where there are any to send, and reads what they say of them."""
+
+    def __init__(self, run_dir: Path, config: RunConfig, engine: Engine) -> None:
+        self._run_dir, self._config, self._engine = run_dir, config, engine
+        self._open: dict[str, _Sent] = {}  # message -> what was sent
 
     @override
     def at_end(self, round: Round) -> None:
-        self.deliver(round.grid, round.population)
+        """Deliver to the devices of the round, which have been asked already; others are when it is their turn."""
+        if (every := self._config.deliver_every) and round.number % every == 0:
+            self.write()
+        self._read(round.grid)
+        self._send(round.grid, round.population.connected(round.grid, round.devices))
 
-    def deliver(self, grid: Grid, population: Population) -> None:
-        """Send the newest version to the devices that are there and have not been sent it."""
+    def write(self) -> None:
+        """Write the run's models as programs; what hinders it is in the log, and the run goes on."""
+        try:
+            if self._config.method.traits(self._config.params).personal:
+                write_personal(self._run_dir, self._engine.method.round, self._config.deliver_format)
+            else:
+                write_programs(self._run_dir, self._config.deliver_format)
+        except (ModelError, ExportError, OSError) as error:
+            log(WARNING, "Nothing new is delivered after round %s: %s", self._engine.method.round, one_line(str(error)))
+
+    def to_all(self, grid: Grid) -> None:
+        """Deliver to all devices that are there, and wait for their answers."""
+        self._send(grid, self._engine.population.everyone(grid))
+        self.wait(grid)
+
+    def wait(self, grid: Grid) -> None:
+        """Wait for the answers of those that were sent a model."""
+        while self._open:
+            self._read(grid)
+            if self._open:
+                time.sleep(self._engine.population.poll_seconds)
+
+    def _send(self, grid: Grid, devices: Iterable[int]) -> None:
+        """Send the newest version to those of the devices that have not been sent it."""
         found = newest(self._run_dir)
         if found is None:
             return
         folder, programs = found
-        said = read_delivered(self._run_dir)
-        devices = [
-            device
-            for device in population.everyone(grid)
-            if not (device in said and said[device].version == programs.version)
-        ]
-        carried = dict(zip(population.nodes(grid, devices, [0.0] * len(devices)), devices, strict=True))
+        said, asked = read_delivered(self._run_dir), {sent.device for sent in self._open.values()}
+        for device in devices:
+            if device in asked or (device in said and said[device].version == programs.version):
+                continue
+            if (made := self._made(folder, programs, device)) is None:
+                continue
+            [node] = self._engine.population.nodes(grid, [device], [0.0])
+            message = Message(to_records(*made), node, MESSAGE, ttl=DEADLINE_SECONDS)
+            for message_id in grid.push_messages([message]):
+                if message_id:
+                    until = time.monotonic() + DEADLINE_SECONDS
+                    self._open[message_id] = _Sent(node, device, programs.version, until)
 
-        def make(node: int, device: int) -> Message:
-            name = programs.tiers.get(population.tier(device)) or programs.tiers[""]
-            program = (folder / name).read_bytes()
-            delivery = Delivery(
-                run=self._run,
-                device=device,
-                version=programs.version,
-                sha256=hashlib.sha256(program).hexdigest(),
-                facts=json.loads((folder / f"{name}.json").read_text()),
-                task=self._task,
-            )
-            return Message(to_records(delivery, [program]), node, MESSAGE, ttl=DEADLINE_SECONDS)
-
-        queues = {node: deque([device]) for node, device in carried.items()}
-        replies = exchange(
-            grid,
-            queues,
-            make,
-            deadline_seconds=DEADLINE_SECONDS,
-            busy=population.busy,
-            poll_seconds=population.poll_seconds,
+    def _made(self, folder: Path, programs: Programs, device: int) -> tuple[Delivery, list[bytes]] | None:
+        """What a device is sent; None where it has no model yet."""
+        engine = self._engine
+        delivery = Delivery(
+            run=engine.settings.run,
+            device=device,
+            version=programs.version,
+            file_format=programs.file_format,
+            task=engine.settings.task,
         )
-        for device, reply in replies:
+        if programs.tiers:
+            file = folder / (programs.tiers.get(engine.population.tier(device)) or programs.tiers[""])
+            program, facts = file.read_bytes(), json.loads(facts_path(file).read_bytes())
+            sha256 = hashlib.sha256(program).hexdigest()
+            return delivery.model_copy(update={"sha256": sha256, "facts": facts}), [program]
+        keepers = engine.asking.keepers
+        if not engine.method.has_model(device) or (keepers and device not in keepers):
+            return None
+        asked = engine.evaluation.personal_order(device)
+        orders = engine.asking.to_score(asked, engine.method.family, engine.method.payload)
+        if not asked:
+            return None
+        own, arrays = evaluation_batch(orders, asked, engine.settings, "shard", simulated=False)
+        return delivery.model_copy(update={"own": own}), arrays
+
+    def _read(self, grid: Grid) -> None:
+        """Read what devices have answered since, and give up those whose time is over."""
+        said = {}
+        for message_id, reply in pull(grid, {number: sent.node for number, sent in self._open.items()}):
+            sent = self._open.pop(message_id)
             try:
                 if isinstance(reply, Failure):
                     raise MessageError(reply.why)
                 answer, _ = from_records(Delivered, reply.content, DELIVERED_LIMITS)
-                if (answer.device, answer.version) != (device, programs.version):
+                run = self._engine.settings.run
+                if (answer.run, answer.device, answer.version) != (run, sent.device, sent.version):
                     raise MessageError("it speaks of another delivery")
             except MessageError as error:
-                log(WARNING, "The model %s did not reach device %s: %s", programs.version, device, one_line(str(error)))
+                text = "The model %s did not reach device %s: %s"
+                log(WARNING, text, sent.version, sent.device, one_line(str(error)))
                 continue
-            said[device] = answer
+            said[sent.device] = answer
             if answer.used:
-                log(INFO, "Device %s uses the model %s", device, answer.version)
+                log(INFO, "Device %s uses the model %s", sent.device, answer.version)
             else:
-                log(WARNING, "Device %s does not use the model %s: %s", device, answer.version, one_line(answer.why))
-        with file_written_whole(self._run_dir / SAID) as file:
-            file.write(_ANSWERS.dump_json(said, indent=1))
+                text = "Device %s does not use the model %s: %s"
+                log(WARNING, text, sent.device, answer.version, one_line(answer.why))
+        if said:
+            with file_written_whole(self._run_dir / SAID) as file:
+                file.write(_ANSWERS.dump_json(read_delivered(self._run_dir) | said, indent=1))
+        for number, sent in list(self._open.items()):
+            if time.monotonic() >= sent.until:
+                del self._open[number]
+                text = "The model %s did not reach device %s: no reply within %g s"
+                log(WARNING, text, sent.version, sent.device, DEADLINE_SECONDS)

@@ -23,13 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, float32, float64, nn, tensor
 
 from wildflower.devices.validation import one_line
+from wildflower.messages.programs import network_of
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
-from wildflower.models.network import MeanOfExits
 from wildflower.models.traced.family import Traced
 from wildflower.models.traced.program import Program
-from wildflower.models.weights import with_weights
 from wildflower.plugins.beside import check_kept, digests, looked_for_beside
 from wildflower.plugins.invalid import in_words
 from wildflower.plugins.reference import PluginError, is_reference, top_module
@@ -335,15 +334,6 @@ def _why_no_models(run_dir: Path) -> str:
         f"{run_dir} holds no models: they are written when they are scored on the server, which those of methods "
         "that leave models on devices never are"
     )
-
-
-def network_of(family: dict[str, Any], architecture: dict[str, list[int]], data: bytes, exits: str) -> nn.Module:
-    """The network of an architecture around the tensors of a safetensors file, in evaluation mode.
-
-    Raises ValueError, RuntimeError or SafetensorError where they do not go together.
-    """
-    network = with_weights(make_family(family), Architecture.from_json(architecture), safetensors.torch.load(data))
-    return (MeanOfExits(network) if exits == "mean" else network).eval()
 
 
 def as_own_class(network: nn.Module, info: ModelInfo) -> nn.Module:

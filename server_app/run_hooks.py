@@ -25,7 +25,12 @@ from wildflower.tasks.task import TaskSpec, load_task
 
 
 def add_run_hooks(
-    engine: Engine, config: RunConfig, run_dir: Path, journal: Journal, tracker: Tracker | None
+    engine: Engine,
+    config: RunConfig,
+    run_dir: Path,
+    journal: Journal,
+    tracker: Tracker | None,
+    deliveries: Deliveries,
 ) -> Progress:
     """Add what a run writes to its engine's hooks. -> the last of them.
 
@@ -34,7 +39,7 @@ def add_run_hooks(
     """
     before: list[RoundHook] = [Recording(journal), ScoredModels(run_dir, engine), NodeReports(run_dir)]
     if not engine.population.simulated:
-        before.append(Deliveries(run_dir, config.run_name, engine.settings.task))
+        before.append(deliveries)
     if tracker is not None:
         before.insert(1, Tracking(tracker))
     after: list[RoundHook] = [Checkpoints(run_dir, engine, config.checkpoints.keep), Lines(config.rounds)]

@@ -105,7 +105,7 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
     @override
     @classmethod
     def traits(cls, params: FlexiFedParams) -> Traits:
-        return Traits(averages=True, takes_initial_weights=True)
+        return Traits(averages=True, personal=params.sharing == "basic", takes_initial_weights=True)
 
     # What devices get
 

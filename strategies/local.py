@@ -23,6 +23,7 @@ from wildflower.strategies.method import (
     State,
     Trained,
     Training,
+    Traits,
 )
 from wildflower.strategies.params import Params
 from wildflower.strategies.submodel import CandidateMethod
@@ -60,6 +61,11 @@ class LocalOnly(CandidateMethod[Params]):
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)
         self.trained: dict[int, Architecture] = {}
+
+    @classmethod
+    def traits(cls, params: Params) -> Traits:
+        """Every device has a model of its own."""
+        return Traits(personal=True)
 
     @classmethod
     def check(cls, params: Params, *, both_models: bool) -> None:

@@ -85,7 +85,7 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
     @classmethod
     def traits(cls, params: LotteryFLParams) -> Traits:
         # Every device has coordinates of its own.
-        return replace(super().traits(params), averages=False)
+        return replace(super().traits(params), averages=False, personal=True)
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The whole model, and a group of its own: no two devices have the same mask."""

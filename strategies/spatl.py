@@ -171,7 +171,7 @@ class Spatl(OneArchitecture[SpatlParams]):
     @classmethod
     def traits(cls, params: SpatlParams) -> Traits:
         # Control variates rely on its being the mean.
-        return replace(super().traits(params), averages=False)
+        return replace(super().traits(params), averages=False, personal=True)
 
     def client_step(self, order: Order) -> SalientTraining:
         """Training under control variates; salient channels come back."""

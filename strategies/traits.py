@@ -18,6 +18,7 @@ class Traits:
             who trained, or how many own a coordinate: noise on the means does not make it differentially private.
         depends_on_rounds: what is done in a round depends on how many the run has (`settings.rounds`). It is not
             resumed for more rounds: those that are done would have been others.
+        personal: a device uses a model of its own (`Method.personal`), and none of those that the server has.
         takes_initial_weights: the global model begins with `Setup.initial`, as by
             `wildflower.strategies.submodel.first_weights`.
         helps_below_smallest: devices below the smallest architecture train where `below-smallest` is "smallest".
@@ -28,6 +29,7 @@ class Traits:
     averages: bool = False
     tells_more: bool = False
     depends_on_rounds: bool = False
+    personal: bool = False
     takes_initial_weights: bool = False
     helps_below_smallest: bool = True
     public_when: Mapping[str, Any] | None = None

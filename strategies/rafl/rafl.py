@@ -93,7 +93,7 @@ class RaFL(CandidateMethod[RaFLParams]):
     @override
     @classmethod
     def traits(cls, params: RaFLParams) -> Traits:
-        return Traits(takes_initial_weights=True, public_when={"fusion": "ensemble"})
+        return Traits(personal=True, takes_initial_weights=True, public_when={"fusion": "ensemble"})
 
     @override
     @classmethod

@@ -118,7 +118,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     @override
     @classmethod
     def traits(cls, params: RecipFLParams) -> Traits:
-        return Traits(takes_initial_weights=True)
+        return Traits(personal=True, takes_initial_weights=True)
 
     @classmethod
     def check(cls, params: RecipFLParams, *, both_models: bool) -> None:

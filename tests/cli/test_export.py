@@ -16,27 +16,18 @@ from typer.testing import CliRunner
 
 from tests.programs import run_python
 from tests.small_run import METHODS, simulated_grid, small_config
-from wildflower.cli import export as module
 from wildflower.cli.command import app
-from wildflower.cli.export import (
-    FORMATS,
-    MAX_BATCH,
-    Deployed,
-    ExportError,
-    Facts,
-    export,
-    facts_of,
-    facts_path,
-    read_program,
-)
 from wildflower.cli.predict import predict
 from wildflower.launch.python import load
+from wildflower.messages import programs as module
+from wildflower.messages.programs import FORMATS, MAX_BATCH, Deployed, ExportError, Facts, facts_path, read_program
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.weights import with_weights
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.server_app.app import build, run
+from wildflower.server_app.export import export, facts_of
 from wildflower.server_app.models import ModelError, load_model
 from wildflower.server_app.run_folder import read_rounds
 from wildflower.tasks.task import TaskSpec, load_task
@@ -418,7 +409,7 @@ def test_a_package_is_kept_with_all_its_files_and_asked_when_it_imports_late(tmp
 def test_a_model_that_has_diverged_is_not_exported_and_predicts_nothing(digits_run, tmp_path, monkeypatch):
     model, info = load_model(digits_run[0])
     next(model.parameters()).data.fill_(float("nan"))
-    for users in ("wildflower.cli.export", "wildflower.cli.predict"):
+    for users in ("wildflower.server_app.export", "wildflower.cli.predict"):
         monkeypatch.setattr(f"{users}.load_model", lambda *which: (model, info))
     words = "what the model says are no finite numbers: its training has diverged"
     path = tmp_path / "exported" / "m.pt2"

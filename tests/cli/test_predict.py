@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from tests.small_run import simulated_grid, small_config
 from wildflower.cli import predict as module
 from wildflower.cli.command import app
-from wildflower.cli.export import export
 from wildflower.cli.predict import PredictError, predict
 from wildflower.server_app.app import build, run
+from wildflower.server_app.export import export
 from wildflower.tasks.task import TaskSpec, load_task
 
 

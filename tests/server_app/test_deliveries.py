@@ -15,15 +15,32 @@ from tests.cli.test_command import invoke
 from tests.deployment import ROOT, Deployment
 from tests.server_app import fake_runs
 from tests.small_run import connected_grid, small_config
-from wildflower.cli.deliver_command import write_programs
 from wildflower.client_app import delivered
-from wildflower.client_app.delivered import CURRENT, PREVIOUS, PROGRAM, ModelFolderError, roll_back, use, version_of
+from wildflower.client_app.delivered import CURRENT, PREVIOUS, ModelFolderError, roll_back, use, version_of
 from wildflower.launch.experiment_file import write_toml
 from wildflower.messages.delivery import Delivery
+from wildflower.messages.programs import Facts
 from wildflower.server_app.app import run
-from wildflower.server_app.deliveries import newest, read_delivered
+from wildflower.server_app.deliveries import NEWEST, newest, read_delivered, write_programs
 
+PROGRAM = "model.pt2"
 HARDWARE = {"fleet": "", "devices": 2, "devices-per-round": 2, "rounds": 2, "evaluate-every": 1, "test-fraction": 0.25}
+FACTS = Facts(
+    format="pt2",
+    task="digits",
+    input_shape=[1, 8, 8],
+    input_dtype="uint8",
+    classes=2,
+    labels=["no", "yes"],
+    mean=[0.0],
+    std=[1.0],
+    family={},
+    architecture={},
+    exits="deepest",
+    metric="accuracy",
+    score=0.5,
+    round=1,
+)
 
 
 @pytest.fixture
@@ -78,8 +95,9 @@ def test_a_worse_model_is_not_used(delivered_run, monkeypatch):
     run_dir, grid, config, first = delivered_run
     again = run_dir / "deliver" / "99-0123456789ab"
     shutil.copytree(run_dir / "deliver" / first, again)
-    programs = json.loads((again / "tiers.json").read_text()) | {"version": "99-0123456789ab"}
+    programs = json.loads((again / "tiers.json").read_text()) | {"version": again.name}
     (again / "tiers.json").write_text(json.dumps(programs))
+    (run_dir / "deliver" / NEWEST).write_text(again.name)
     scores = {first: 0.9, again.name: 0.8}
 
     def score_of(place, task, device):
@@ -100,7 +118,9 @@ def test_a_program_that_cannot_be_read_is_not_used(delivered_run):
     run_dir, grid, config, first = delivered_run
     again = run_dir / "deliver" / "99-0123456789ab"
     shutil.copytree(run_dir / "deliver" / first, again)
-    (again / "tiers.json").write_text(json.dumps({"version": again.name, "tiers": {"": "0.pt2"}}))
+    programs = {"version": again.name, "file_format": "pt2", "tiers": {"": "0.pt2"}}
+    (again / "tiers.json").write_text(json.dumps(programs))
+    (run_dir / "deliver" / NEWEST).write_text(again.name)
     (again / "0.pt2").write_bytes(b"no program")
     run(grid, config.model_copy(update={"resume": True}))
     answers = read_delivered(run_dir)
@@ -125,9 +145,9 @@ def take(tmp_path, monkeypatch):
         program = version.encode()
         scores[program] = score
         delivery = Delivery(
-            run="r", device=0, version=version, sha256=hashlib.sha256(program).hexdigest(), facts={}, task={}
+            run="r", device=0, version=version, sha256=hashlib.sha256(program).hexdigest(), file_format="pt2", task={}
         )
-        return delivered.take(delivery, program, task, tmp_path / "model")
+        return delivered.take(delivery, program, {}, task, tmp_path / "model")
 
     monkeypatch.setattr(delivered, "score_of", score_of)
     return give
@@ -160,25 +180,25 @@ def test_what_a_killed_process_left_is_in_nobodys_way(take, tmp_path):
 def test_the_same_models_are_written_once(delivered_run):
     run_dir, _, _, version = delivered_run
     (run_dir / "deliver" / "0-0123456789ab").mkdir()
-    (run_dir / "deliver" / "0-0123456789ab" / "tiers.json").write_text("later")
+    (run_dir / "deliver" / "0-0123456789ab" / "tiers.json").write_text("of before")
     assert write_programs(run_dir) == version
     assert newest(run_dir)[1].version == version
-    assert sorted(path.name for path in (run_dir / "deliver").iterdir()) == ["0-0123456789ab", version]
+    assert sorted(path.name for path in (run_dir / "deliver").iterdir()) == [version, NEWEST]
 
 
-def test_a_run_with_rounds_left_is_not_trained_by_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(fake_runs, "CONFIG", fake_runs.CONFIG | {"rounds": 5})
+def test_a_run_that_has_not_ended_is_not_taken_up_by_the_command(tmp_path):
     fake_runs.three_rounds(tmp_path / "run")
     shown = invoke("deliver", tmp_path / "run", "--superlink", "127.0.0.1:1", "--insecure")
     assert shown.exit_code == 1
-    assert "has 3 of 5 rounds and would go on now" in shown.output
+    assert "has no end yet: type wildflower deliver without --superlink" in shown.output
 
 
 def test_the_version_before_is_kept_and_can_be_used_again(tmp_path):
     for name in ("1-aaaaaaaaaaaa", "2-aaaaaaaaaaaa", "3-aaaaaaaaaaaa"):
         (tmp_path / "model" / name).mkdir(parents=True)
-        facts = {"round": int(name[0]), "metric": "accuracy"}
-        (tmp_path / "model" / name / f"{PROGRAM}.json").write_text(json.dumps(facts))
+        (tmp_path / "model" / name / PROGRAM).write_bytes(b"a program")
+        facts = FACTS.model_copy(update={"round": int(name[0])})
+        (tmp_path / "model" / name / f"{PROGRAM}.json").write_text(facts.model_dump_json())
         use(tmp_path / "model", name)
     assert sorted(path.name for path in (tmp_path / "model").iterdir() if not path.is_symlink()) == [
         "2-aaaaaaaaaaaa",

@@ -15,7 +15,6 @@ import transformers
 from safetensors.torch import save_file
 
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
-from wildflower.cli.export import export
 from wildflower.messages.flower_records import read_records
 from wildflower.models.initial import digest_of
 from wildflower.models.mobilenet import MobileNetV2
@@ -24,6 +23,7 @@ from wildflower.plugins.reference import named
 from wildflower.server_app import checkpoint
 from wildflower.server_app.app import build, run
 from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.export import export
 from wildflower.server_app.models import load_model
 from wildflower.server_app.run_folder import JournalError, read_config, read_rounds
 from wildflower.tasks.task import TaskSpec, load_task

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wildflower.cli.export import Facts
 from wildflower.cli.predict import PredictError, _predict
+from wildflower.messages.programs import Facts
 from wildflower.server_app.app import build
 from wildflower.server_app.config import RunConfig
 from wildflower.tasks.images import ImageArguments, load, own

@@ -1,15 +1,15 @@
 """`wildflower deliver` and `wildflower model`: a run's models go to its devices, and what a device uses."""
 
-import hashlib
-import json
-import os
-import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from wildflower.cli.options import Insecure, RootCertificates, RunDir, deployment_at, print_table
+from wildflower.plugins.user_error import UserError
+
+if TYPE_CHECKING:
+    from wildflower.messages.programs import ProgramFormat
 
 
 def deliver(
@@ -20,20 +20,26 @@ def deliver(
     ] = None,
     root_certificates: RootCertificates = None,
     insecure: Insecure = False,
+    file_format: Annotated[str, typer.Option("--format", help="pt2, onnx or pte (docs/export.md).")] = "pt2",
 ) -> None:
     """Give each device the model of its tier: each checks it, and uses it unless it is worse than the one in use.
+
+    Where the method leaves personal models on devices, each makes a program of its own, which never leaves it.
 
     Without --superlink the models are delivered after the next round of the run. The exit code is 3 where a device does
     not use its model.
     """
     from wildflower.devices.validation import one_line
-    from wildflower.server_app.deliveries import read_delivered
+    from wildflower.messages.programs import ProgramFormat
+    from wildflower.server_app.deliveries import FOLDER, ONLY, read_delivered
 
+    if file_format not in get_args(ProgramFormat):
+        raise UserError(f"--format {file_format!r}: must be one of {', '.join(get_args(ProgramFormat))}")
     deployment = None if superlink is None else deployment_at(superlink, root_certificates, insecure)
     if deployment is not None:
         _check_ended(run_dir)
-    version = write_programs(run_dir)
-    typer.echo(f"{run_dir / 'deliver' / version}: models of version {version}")
+    version = _write(run_dir, cast("ProgramFormat", file_format))
+    typer.echo(f"{run_dir / FOLDER / version}: models of version {version}")
     if deployment is None:
         return
     from wildflower.launch.experiment import run_experiment
@@ -42,7 +48,12 @@ def deliver(
 
     again = run_dir / "deliver" / "experiment.toml"
     again.write_text(write_toml(of_run(run_dir, ["resume=true"]).to_dict()), encoding="utf-8")
-    code = run_experiment(again, [], None, terminal(), deployment)
+    only = run_dir / FOLDER / ONLY
+    only.touch()
+    try:
+        code = run_experiment(again, [], None, terminal(), deployment)
+    finally:
+        only.unlink(missing_ok=True)  # a run that could not be taken up has not read it
     said = {device: answer for device, answer in read_delivered(run_dir).items() if answer.version == version}
     rows = [
         [
@@ -58,41 +69,30 @@ def deliver(
 
 
 def _check_ended(run_dir: Path) -> None:
-    """Raise UserError where a run has rounds left, which would be trained now."""
-    from wildflower.plugins.user_error import UserError
-    from wildflower.server_app.run_folder import read_config, read_rounds
+    """Raise UserError where a run is not at its end: by its rounds, or because a hook has ended it before."""
+    from wildflower.server_app.run_folder import read_summary
 
-    done, asked = len(read_rounds(run_dir)), read_config(run_dir).config.get("rounds", 0)
-    if done < asked:
+    summary = read_summary(run_dir)
+    if summary is None or summary.status != "finished":
+        state = "has no end yet" if summary is None else f"has {summary.status}"
         raise UserError(
-            f"{run_dir} has {done} of {asked} rounds and would go on now: type wildflower deliver without --superlink. "
+            f"{run_dir} {state}: type wildflower deliver without --superlink. "
             "While the run goes on, the models are delivered after its next round"
         )
 
 
-def write_programs(run_dir: Path) -> str:
-    """Write the newest models of a run as programs for its tiers, unless they are there. -> their version."""
-    from wildflower.cli.export import export
-    from wildflower.server_app.deliveries import FOLDER, TIERS, Programs
-    from wildflower.server_app.models import load_model, tiers_of
+def _write(run_dir: Path, file_format: "ProgramFormat") -> str:
+    """Write what is to be delivered of a run. -> its version."""
+    from wildflower.launch.experiment_file import of_run
+    from wildflower.messages.programs import check_writable
+    from wildflower.server_app.deliveries import write_personal, write_programs
+    from wildflower.server_app.run_folder import read_rounds
 
-    _, info = load_model(run_dir)
-    folder = run_dir / FOLDER / f".{os.getpid()}.part"
-    files = {tier: f"{place}.pt2" for place, tier in enumerate(["", *tiers_of(run_dir)])}
-    digest = hashlib.sha256()
-    try:
-        for tier, name in files.items():
-            digest.update(export(run_dir, tier=tier or None, out=folder / name).read_bytes())
-        version = f"{info.round}-{digest.hexdigest()[:12]}"
-        there = run_dir / FOLDER / version / TIERS
-        if there.exists():
-            os.utime(there)  # the newest again
-        else:
-            (folder / TIERS).write_text(Programs(version=version, tiers=files).model_dump_json(indent=1))
-            os.replace(folder, there.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return version
+    config = of_run(run_dir, [])
+    if config.method.traits(config.params).personal:
+        return write_personal(run_dir, len(read_rounds(run_dir)), file_format)
+    check_writable(file_format)
+    return write_programs(run_dir, file_format)
 
 
 def model(
@@ -100,8 +100,8 @@ def model(
     rollback: Annotated[bool, typer.Option("--rollback", help="Use the model from before again.")] = False,
 ) -> None:
     """Show which model a device uses, on the device; the exit code is 1 where it has none."""
-    from wildflower.client_app.delivered import CURRENT, FOLDER, PROGRAM, ModelFolderError, roll_back, version_of
-    from wildflower.plugins.user_error import UserError
+    from wildflower.client_app.delivered import CURRENT, FOLDER, ModelFolderError, program_in, roll_back, version_of
+    from wildflower.messages.programs import read_facts
 
     folder = state_dir / FOLDER
     try:
@@ -112,5 +112,6 @@ def model(
     version = version_of(folder / CURRENT)
     if version is None:
         raise UserError(f"{folder} holds no model: wildflower deliver brings one")
-    facts = json.loads((folder / CURRENT / f"{PROGRAM}.json").read_text())
-    typer.echo(f"{folder / CURRENT / PROGRAM}: version {version}, round {facts['round']}, {facts['metric']}")
+    program = program_in(folder / CURRENT)
+    facts = read_facts(program)
+    typer.echo(f"{program}: version {version}, round {facts.round}, {facts.metric}")

@@ -10,7 +10,7 @@ from wildflower.cli.options import AsJson, RunDir, Tier, WhichModel, print_table
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
-    from wildflower.cli.export import Format
+    from wildflower.messages.programs import Format
     from wildflower.server_app.models import Which
 
 
@@ -29,9 +29,9 @@ def export(
     ] = None,
 ) -> None:
     """Write a model of a run exactly as it was scored, as a file that works without Wildflower (docs/export.md)."""
-    from wildflower.cli.export import FORMATS, facts_path, read_facts
-    from wildflower.cli.export import export as export_model
+    from wildflower.messages.programs import FORMATS, facts_path, read_facts
     from wildflower.models.architecture import Architecture
+    from wildflower.server_app.export import export as export_model
     from wildflower.server_app.units import score_format
     from wildflower.tasks.metrics import scale_of
 
@@ -51,6 +51,7 @@ def export(
     )
     typer.echo(f"{path} ({path.stat().st_size / 1e6:.3g} MB); labels and preparation: {facts_path(path)}")
     facts, whose = read_facts(path), f"of tier {tier} " if tier is not None else ""
+    assert facts.score is not None, "a model of a run is saved once it is scored"
     scale = scale_of(facts.metric)
     scored = f"{scale.label} {score_format(scale)(facts.score)}"
     typer.echo(f"It is the model {whose}as it was in round {facts.round}: {scored}")

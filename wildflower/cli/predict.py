@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wildflower.cli.export import (
+from wildflower.devices.validation import one_line
+from wildflower.messages.programs import (
     FORMATS,
     ExportError,
     Facts,
     Program,
     asked,
     check_numbers,
-    facts_of,
     read_program,
     with_preparation,
 )
-from wildflower.devices.validation import one_line
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.user_error import UserError
+from wildflower.server_app.export import facts_of
 from wildflower.server_app.models import Which, load_model, modules_of
 from wildflower.tasks.class_folders import SUFFIXES, is_image
 from wildflower.tasks.decoding import read_image

@@ -6,27 +6,33 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from wildflower.messages.orders import Hex64, Line, NonNegative, Typed
+from wildflower.messages.orders import EvaluationBatch, Hex64, Line, NonNegative, Typed
+from wildflower.messages.programs import ProgramFormat
 
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}-[0-9a-f]{12}$")]
 
 
 class Delivery(Typed):
-    """A model for a device; its message brings the program as an array.
+    """A model for a device. Its message brings the program as an array, or says how the device makes its own.
 
     Attributes:
         version: the round that it is of, and the beginning of its hash.
-        sha256: of the program, a .pt2 file.
-        facts: of the file beside it: labels, shape of inputs, and so on.
+        file_format: of the program.
         task: whose examples a device holds out.
+        sha256: of the program that comes; None where the device makes it.
+        facts: of the file beside it: labels, shape of inputs, and so on.
+        own: the one order by which the device gets its personal model, of which nothing travels back; its message
+            brings that order's arrays.
     """
 
     run: str
     device: NonNegative
     version: Version
-    sha256: Hex64
-    facts: dict[str, Any]
+    file_format: ProgramFormat
     task: dict[str, Any]
+    sha256: Hex64 | None = None
+    facts: dict[str, Any] = Field(default_factory=dict)
+    own: EvaluationBatch | None = None
 
 
 class Delivered(Typed):

@@ -194,7 +194,7 @@ class Evaluating:
         found = []
         for device in evenly_spread(self.population.present(grid)):
             tier = self.population.tier(device)
-            orders = self._order_to_score(device)
+            orders = self.personal_order(device)
             if orders:
                 a = orders[0]
                 found.append(Recipient(device, tier, a.task.architecture, a.budget, fits(a.task.cost, a.budget)))
@@ -372,7 +372,7 @@ class Evaluating:
         devices = self._fitting(grid, self.population.everyone(grid))
         if self.own is not None:
             devices = [d for d in devices if self.own.testing(d)]
-        assignments = [a for device in devices for a in self._order_to_score(device)]
+        assignments = [a for device in devices for a in self.personal_order(device)]
         scores = self._scores(grid, assignments, "shard", self.settings.personal_training_in(self.method.round))
         return personal_score(
             scores,
@@ -383,8 +383,8 @@ class Evaluating:
             beside={a.device: a.task.client_step.scored_beside for a in assignments},
         )
 
-    def _order_to_score(self, device: int) -> list[Assignment]:
-        """What a device is asked in a personal evaluation: one order, or nothing."""
+    def personal_order(self, device: int) -> list[Assignment]:
+        """Return what a device is asked in a personal evaluation: one order, or nothing."""
 
         def wanted(budget: Budget) -> list[Order]:
             found = self.method.personal(device, budget)

@@ -157,6 +157,47 @@ def personal_score(
     return Personal(mean.score, mean.score_by_tier, len(scores), failed, each if by_device else None, by_network)
 
 
+def evaluation_batch(
+    orders: Orders,
+    batch: list[Assignment],
+    settings: RoundSettings,
+    data: Examples,
+    training: LocalTraining | None = None,
+    *,
+    simulated: bool,
+) -> tuple[EvaluationBatch, list[bytes]]:
+    """Return what the message that carries a batch to its node says, and its packed arrays."""
+    arrays, position = orders.arrays(batch)
+    frozen = orders.add_frozen(batch, arrays)
+    content = EvaluationBatch(
+        run=settings.run,
+        round=orders.round,
+        task=settings.task,
+        family=orders.family.spec(),
+        batch_size=settings.training.examples_at_once,  # for which the device's memory is known to be enough
+        training=training,
+        shared_process=simulated,
+        state_dir=settings.state_dir,
+        orders=[
+            EvaluationOrder(
+                device=a.device,
+                architecture=a.task.architecture.to_json(),
+                payloads=position[a.group],
+                digest=digest(orders.groups[a.group].sent, orders.groups[a.group].returned),
+                data=data,
+                client_step=a.task.client_step.reference(),
+                seed=int(settings.rng(orders.round, 6, a.device).integers(2**63)),
+                memory_bytes=a.limit_bytes,
+                predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
+                frozen=a.frozen.name,
+                frozen_payload=frozen.get(a.number),
+            )
+            for a in batch
+        ],
+    )
+    return content, arrays
+
+
 def score_on_devices(
     grid: Grid,
     orders: Orders,
@@ -172,34 +213,7 @@ def score_on_devices(
     """
 
     def question(node: int, batch: list[Assignment]) -> Message:
-        arrays, position = orders.arrays(batch)
-        frozen = orders.add_frozen(batch, arrays)
-        content = EvaluationBatch(
-            run=settings.run,
-            round=orders.round,
-            task=settings.task,
-            family=orders.family.spec(),
-            batch_size=settings.training.examples_at_once,  # for which the device's memory is known to be enough
-            training=training,
-            shared_process=population.simulated,
-            state_dir=settings.state_dir,
-            orders=[
-                EvaluationOrder(
-                    device=a.device,
-                    architecture=a.task.architecture.to_json(),
-                    payloads=position[a.group],
-                    digest=digest(orders.groups[a.group].sent, orders.groups[a.group].returned),
-                    data=data,
-                    client_step=a.task.client_step.reference(),
-                    seed=int(settings.rng(orders.round, 6, a.device).integers(2**63)),
-                    memory_bytes=a.limit_bytes,
-                    predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
-                    frozen=a.frozen.name,
-                    frozen_payload=frozen.get(a.number),
-                )
-                for a in batch
-            ],
-        )
+        content, arrays = evaluation_batch(orders, batch, settings, data, training, simulated=population.simulated)
         ttl = population.answer_seconds(settings.deadline_seconds)
         return Message(to_records(content, arrays), node, MessageType.EVALUATE, ttl=ttl, group_id=str(orders.round))
 

@@ -1,4 +1,4 @@
-"""`wildflower export`: a model of a run as a file that is used without Wildflower.
+"""Models as files that are used without Wildflower, as `wildflower export` and devices write them.
 
 What is written takes inputs as the task stores them, such as the bytes of an image: preparing them is part of the
 program. It says logits, and beside it lies a JSON file with the names of the labels.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,16 +21,23 @@ from torch import Tensor, nn
 
 from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
+from wildflower.models.family import make_family
 from wildflower.models.network import MeanOfExits
-from wildflower.plugins.extras import MissingExtraError, needed
+from wildflower.models.weights import with_weights
+from wildflower.plugins.extras import MissingExtraError, check_installed, needed
 from wildflower.plugins.invalid import in_words
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.plugins.user_error import UserError
-from wildflower.server_app.models import ModelInfo, Which, load_model, modules_of, network_of
 
 Format = Literal["safetensors", "pt2", "onnx", "pte"]
+ProgramFormat = Literal["pt2", "onnx", "pte"]
 Program = Callable[[Tensor], Tensor]
 FORMATS: tuple[str, ...] = get_args(Format)
+LIBRARIES: dict[ProgramFormat, tuple[str, ...]] = {
+    "pt2": (),
+    "onnx": ("onnxscript", "onnxruntime"),
+    "pte": ("executorch",),
+}
 MAX_BATCH = 1024  # inputs that a program takes at once
 CHECKED = 8  # random inputs on which a written program is compared with the model
 MAX_DIFFERENCE = 1e-4  # of its logits from the model's, relative to the largest of them
@@ -60,7 +65,8 @@ class Facts(BaseModel):
         columns: names of an input's values, in their order, of a table; empty of other inputs.
         mean, std: with which the program normalizes by channel; None where inputs are tokens.
         family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
-        score: the value of `metric` on the task's test set, or on the tier's devices where they test.
+        score: the value of `metric` on the task's test set, or on the tier's devices where they test; of a model that
+            never left its device, on that one's examples, and None where it holds none out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
@@ -78,7 +84,7 @@ class Facts(BaseModel):
     architecture: dict[str, list[int]]
     exits: Literal["deepest", "mean"]
     metric: str
-    score: float
+    score: float | None
     round: int
 
 
@@ -110,70 +116,22 @@ class Deployed(nn.Module):
         return self.model(((inputs.to(self.mean.dtype) - self.mean) / self.std).float())
 
 
-def export(
-    run_dir: Path,
-    *,
-    file_format: Format = "pt2",
-    which: Which = "best",
-    tier: str | None = None,
-    architecture: Architecture | None = None,
-    out: Path | None = None,
-) -> Path:
-    """Write a model of a run exactly as it was scored, and compare what was written with it.
-
-    Args:
-        which: of the best evaluation, or of the newest.
-        tier, architecture: which of its models; None: the global one.
-        out: where to; None: the folder `export` of the run. Its JSON file has the same name with .json behind it.
-
-    Raises:
-        ModelError: the run has no such model.
-        ExportError: the format's library is not installed, or what was written says something else than the model.
-    """
-    with modules_of(run_dir):
-        model, info = load_model(run_dir, which, tier, architecture)
-        facts = facts_of(info, file_format)
-        name = f"{which}-{re.sub('[^A-Za-z0-9.]+', '-', tier) if tier else 'model'}"
-        path = run_dir / "export" / f"{name}.{file_format}" if out is None else out
-        if path.suffix != f".{file_format}":
-            raise ExportError(f"{path}: the name of a {file_format} file ends in .{file_format}")
-        deployed = with_preparation(model, facts)
-        with torch.no_grad():
-            check_numbers(deployed(examples(facts, CHECKED)), str(run_dir))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = safetensors.torch.save(_tensors(model)) if file_format == "safetensors" else _written(deployed, facts)
-        for target, contents in ((path, data), (facts_path(path), facts.model_dump_json(indent=2).encode())):
-            beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-            beside.write_bytes(contents)
-            os.replace(beside, target)
-        _compare(deployed, path, facts)
-        return path
-
-
 def facts_path(path: Path) -> Path:
     """Where the facts of an exported model lie: model.pt2.json beside model.pt2."""
     return path.with_name(f"{path.name}.json")
 
 
-def facts_of(info: ModelInfo, file_format: Format) -> Facts:
-    """The facts of a model of a run."""
-    return Facts(
-        format=file_format,
-        task=info.task,
-        input_shape=info.input_shape,
-        input_dtype=info.input_dtype,
-        classes=info.classes,
-        labels=info.label_names or ([] if info.classes == 1 else [str(number) for number in range(info.classes)]),
-        columns=info.columns,
-        mean=info.mean,
-        std=info.std,
-        family=info.model.family,
-        architecture=info.model.architecture,
-        exits=info.model.exits,
-        metric=info.metric,
-        score=info.model.score,
-        round=info.round,
-    )
+def program_of(deployed: Deployed, facts: Facts, where: str) -> bytes:
+    """Return the file of a model that says finite numbers; ExportError for another, or where it cannot be made."""
+    with torch.no_grad():
+        check_numbers(deployed(examples(facts, CHECKED)), where)
+    return written(deployed, facts)
+
+
+def check_writable(file_format: ProgramFormat) -> None:
+    """Raise MissingExtraError where a library is not installed that writes or reads a format."""
+    for library in LIBRARIES[file_format]:
+        check_installed(library, f"the format {file_format}")
 
 
 def with_preparation(model: nn.Module, facts: Facts) -> Deployed:
@@ -189,11 +147,6 @@ def check_numbers(outputs: Tensor, where: str) -> None:
             f"{where}: what the model says are no finite numbers: its training has diverged; train with a smaller "
             "learning-rate, or with clip-norm"
         )
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    network = model.model if isinstance(model, MeanOfExits) else model
-    return {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
 
 
 def examples(facts: Facts, count: int) -> Tensor:
@@ -213,8 +166,8 @@ def _exported(deployed: Deployed, facts: Facts, *, one: bool = False) -> torch.e
         return torch.export.export(deployed, (examples(facts, 1 if one else 2),), dynamic_shapes=(batch,))
 
 
-def _written(deployed: Deployed, facts: Facts) -> bytes:
-    """The program of a model; ExportError where PyTorch cannot make one of a user's module."""
+def written(deployed: Deployed, facts: Facts) -> bytes:
+    """The file of a model; ExportError where PyTorch cannot make a program of a user's module."""
     try:
         return _WRITERS[facts.format](deployed, facts)
     except (ExportError, MissingExtraError):
@@ -257,7 +210,19 @@ def _pte(deployed: Deployed, facts: Facts) -> bytes:
         return bytes(lowered.to_executorch().buffer)
 
 
-_WRITERS: dict[str, Callable[[Deployed, Facts], bytes]] = {"pt2": _pt2, "onnx": _onnx, "pte": _pte}
+def _safetensors(deployed: Deployed, facts: Facts) -> bytes:
+    network = deployed.model.model if isinstance(deployed.model, MeanOfExits) else deployed.model
+    return safetensors.torch.save(
+        {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    )
+
+
+_WRITERS: dict[str, Callable[[Deployed, Facts], bytes]] = {
+    "safetensors": _safetensors,
+    "pt2": _pt2,
+    "onnx": _onnx,
+    "pte": _pte,
+}
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
@@ -295,6 +260,15 @@ def read_program(path: Path) -> tuple[Program, Facts]:
         raise
     except Exception as error:  # each library has its own
         raise ExportError(f"{path} cannot be read as {facts.format}: {one_line(str(error))}") from None
+
+
+def network_of(family: dict[str, Any], architecture: dict[str, list[int]], data: bytes, exits: str) -> nn.Module:
+    """The network of an architecture around the tensors of a safetensors file, in evaluation mode.
+
+    Raises ValueError, RuntimeError or SafetensorError where they do not go together.
+    """
+    network = with_weights(make_family(family), Architecture.from_json(architecture), safetensors.torch.load(data))
+    return (MeanOfExits(network) if exits == "mean" else network).eval()
 
 
 def _read_safetensors(path: Path, facts: Facts) -> Program:
@@ -352,8 +326,8 @@ _READERS: dict[str, Callable[[Path, Facts], Program]] = {
 }
 
 
-def _compare(deployed: Deployed, path: Path, facts: Facts) -> None:
-    """ExportError where what was written says something else than the model."""
+def compare(deployed: Deployed, path: Path, facts: Facts) -> None:
+    """Raise ExportError where what was written says something else than the model."""
     program, _ = read_program(path)
     inputs = examples(facts, CHECKED)
     with torch.no_grad():
