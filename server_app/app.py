@@ -351,8 +351,8 @@ def build(
     if config.deliver == "best" and config.evaluate_tiers and settings.deliver != "best":
         log(INFO, "The server has no examples to choose by: a device counts with the model that it would be assigned")
     scores = scorer(task, held_out=settings.deliver == "best") if len(task.test) else None
-    if config.deliver_every and not config.fleet:
-        check_writable(config.deliver_format)
+    if config.delivery.every and not config.fleet:
+        check_writable(config.delivery.format)
     population = _population(config, method, task, own)
     theirs = [*hooks_named(config.hooks), *hooks]
     try:

@@ -17,7 +17,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.messages.encoding import Wire
-from wildflower.messages.programs import ProgramFormat
 from wildflower.plugins.beside import digests, keep
 from wildflower.plugins.reference import is_reference, module_label, top_module
 from wildflower.server_app.checks import check
@@ -28,6 +27,7 @@ from wildflower.server_app.key_groups import (
     BudgetLimits,
     Checkpoints,
     Compute,
+    DeliveryRounds,
     DifferentialPrivacy,
     Initial,
     Personal,
@@ -258,10 +258,7 @@ class RunConfig(Params):
         description="Model by which a device counts in the delivered score: the best on held-out examples of all that "
         "fit it (best), or the one that it would be assigned (largest; docs/scores.md)",
     )
-    deliver_every: CountOrZero = Field(
-        0, description="Rounds between deliveries of models to real devices, which go on beside the run; 0: none"
-    )
-    deliver_format: ProgramFormat = Field("pt2", description="Format of delivered models (docs/export.md)")
+    delivery: DeliveryRounds = Field(default_factory=DeliveryRounds)
     personal: Personal = Field(default_factory=Personal)
     output_dir: str = Field(
         "runs",

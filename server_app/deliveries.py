@@ -1,4 +1,4 @@
-"""Models of a run on their way to its devices: by `wildflower deliver`, or every `deliver-every` rounds.
+"""Models of a run on their way to its devices: by `wildflower deliver`, or every `delivery.every` rounds.
 
 `deliver/VERSION` holds a program for each tier, and `tiers.json`, which is written last; `deliver/newest` names the
 version that is to be delivered. It goes to the devices of a round once that is over, and by the command to all that are
@@ -150,7 +150,7 @@ class Deliveries(RoundHook):
     @override
     def at_end(self, round: Round) -> None:
         """Deliver to the devices of the round, which have been asked already; others are when it is their turn."""
-        if (every := self._config.deliver_every) and round.number % every == 0:
+        if (every := self._config.delivery.every) and round.number % every == 0:
             self.write()
         self._read(round.grid)
         self._send(round.grid, round.population.connected(round.grid, round.devices))
@@ -159,9 +159,9 @@ class Deliveries(RoundHook):
         """Write the run's models as programs; what hinders it is in the log, and the run goes on."""
         try:
             if self._config.method.traits(self._config.params).personal:
-                write_personal(self._run_dir, self._engine.method.round, self._config.deliver_format)
+                write_personal(self._run_dir, self._engine.method.round, self._config.delivery.format)
             else:
-                write_programs(self._run_dir, self._config.deliver_format)
+                write_programs(self._run_dir, self._config.delivery.format)
         except (ModelError, ExportError, OSError) as error:
             log(WARNING, "Nothing new is delivered after round %s: %s", self._engine.method.round, one_line(str(error)))
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.messages.orders import MOST_AT_ONCE
+from wildflower.messages.programs import ProgramFormat
 from wildflower.models.initial import checked_names
 from wildflower.server_app.inline_tables import parse_arguments
 from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, to_scalar
@@ -259,6 +260,13 @@ class Checkpoints(Params):
         0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
     )
     keep: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
+
+
+class DeliveryRounds(Params):
+    """Models that reach real devices while the run goes on."""
+
+    every: CountOrZero = Field(0, description="Rounds between deliveries of models to real devices; 0: none")
+    format: ProgramFormat = Field("pt2", description="Format of these models: pt2, onnx or pte (docs/export.md)")
 
 
 class Personal(Params):

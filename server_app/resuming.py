@@ -22,7 +22,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "engine",
         "output-dir",
     }
-    | {"data-dir", "deliver-every", "deliver-format", "evaluate-every", "personal.every", "personal.first-round"}
+    | {"data-dir", "delivery.every", "delivery.format", "evaluate-every", "personal.every", "personal.first-round"}
 )
 
 

@@ -38,6 +38,7 @@ READ_WITH: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         ),
     ),
     "schedule.decay-factor": ("schedule.decay-rounds", lambda values: bool(values["schedule.decay-rounds"])),
+    "delivery.format": ("delivery.every above 0", lambda values: bool(values["delivery.every"])),
     **dict.fromkeys(
         ("personal.epochs", "personal.first-round"),
         ("personal.every above 0", lambda values: bool(values["personal.every"])),

@@ -40,7 +40,7 @@ def state_of(grid, node):
 
 
 def test_every_k_rounds_the_devices_of_the_round_get_the_newest_models(tmp_path):
-    grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"deliver-every": 2, "local-steps": 4})
+    grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"delivery.every": 2, "local-steps": 4})
     run_dir = run(grid, config)
     version = newest(run_dir)[1].version
     assert int(version.split("-")[0]) <= 2  # the best of the rounds up to the second
@@ -53,7 +53,7 @@ def test_every_k_rounds_the_devices_of_the_round_get_the_newest_models(tmp_path)
 @pytest.mark.thorough
 def test_nobody_waits_for_a_device_that_checks_its_model(tmp_path):
     """A device that has not answered yet is asked for its training meanwhile, and its answer counts when it comes."""
-    grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"deliver-every": 1, "rounds": 2})
+    grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"delivery.every": 1, "rounds": 2})
     trained = []
 
     def seen(messages: list[Message]) -> list[Message]:
@@ -70,13 +70,13 @@ def test_nobody_waits_for_a_device_that_checks_its_model(tmp_path):
 @pytest.mark.thorough
 def test_a_delivery_asks_no_node_that_is_not_drawn(tmp_path):
     """One device per round of five: after the first delivery a round asks one node, and not all five."""
-    changes = {"devices": 5, "devices-per-round": 1, "rounds": 4, "deliver-every": 1, "deliver": "largest"}
+    changes = {"devices": 5, "devices-per-round": 1, "rounds": 4, "delivery.every": 1, "deliver": "largest"}
     asked = []
     for every in (0, 1):
         folder = tmp_path / str(every)
         folder.mkdir()
         grid = connected_grid(5, folder)
-        run(grid, config_of(folder, **{**changes, "deliver-every": every}))
+        run(grid, config_of(folder, **{**changes, "delivery.every": every}))
         asked.append(len([m for m in grid.sent if m.metadata.message_type == "query"]))
     assert asked[0] == asked[1]
 
@@ -110,7 +110,7 @@ def test_a_run_that_a_hook_ended_is_delivered_and_trains_no_further(tmp_path):
 def test_a_model_arrives_as_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     grid = connected_grid(3, tmp_path)
-    run_dir = run(grid, config_of(tmp_path, **{"deliver-every": 3, "deliver-format": "onnx"}))
+    run_dir = run(grid, config_of(tmp_path, **{"delivery.every": 3, "delivery.format": "onnx"}))
     assert all(answer.used for answer in read_delivered(run_dir).values())
     file = state_of(grid, 1) / "model" / CURRENT / "model.onnx"
     facts = json.loads(file.with_name("model.onnx.json").read_text())
@@ -123,12 +123,12 @@ def test_a_model_arrives_as_onnx(tmp_path):
 def test_a_library_that_a_format_needs_is_named_before_round_1(file_format, library, tmp_path, monkeypatch):
     monkeypatch.setattr("wildflower.plugins.extras.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=f"the format {file_format} needs {library}"):
-        build(config_of(tmp_path, **{"deliver-every": 1, "deliver-format": file_format}))
+        build(config_of(tmp_path, **{"delivery.every": 1, "delivery.format": file_format}))
 
 
 @pytest.mark.thorough
 def test_a_device_without_the_library_says_so_and_goes_on_with_its_model(tmp_path, monkeypatch):
-    grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"deliver-every": 3, "deliver-format": "onnx"})
+    grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"delivery.every": 3, "delivery.format": "onnx"})
     real = read_program
 
     def reads(path):
@@ -148,7 +148,7 @@ def test_a_device_without_the_library_says_so_and_goes_on_with_its_model(tmp_pat
 )
 def test_a_personal_model_becomes_the_devices_own_and_does_not_travel(method, tmp_path):
     grid = connected_grid(3, tmp_path)
-    changes = {**METHODS[method], "deliver-every": 2, "rounds": 2, "below-smallest": "smallest", "local-steps": 4}
+    changes = {**METHODS[method], "delivery.every": 2, "rounds": 2, "below-smallest": "smallest", "local-steps": 4}
     config = config_of(tmp_path, **changes)
     arrays_back = []
     grid.tamper = lambda reply: arrays_back.append(_arrays_of_deliveries(reply)) or reply
@@ -174,6 +174,6 @@ def _arrays_of_deliveries(reply: Message) -> int:
 
 def test_a_device_that_has_not_trained_has_no_personal_model(tmp_path):
     grid = connected_grid(3, tmp_path)
-    config = config_of(tmp_path, **{"strategy": "local", "deliver-every": 1, "devices-per-round": 1, "rounds": 1})
+    config = config_of(tmp_path, **{"strategy": "local", "delivery.every": 1, "devices-per-round": 1, "rounds": 1})
     run_dir = run(grid, config)
     assert len(read_delivered(run_dir)) == len(deliveries(grid)) == 1
