@@ -145,8 +145,8 @@ def limit(deployment: Deployment, node: str, nbytes: int) -> None:
 def squeeze(deployment: Deployment, node: str, limit_bytes: int) -> int:
     """When a node trains, leave it 24 MB of free memory; returns the new limit.
 
-    It has about 40 MB more when it reports, between two trainings: a quarter of that is less than its first model needs, and
-    more than the smallest one does.
+    It has about 40 MB more when it reports, between two trainings: a quarter of that is less than its first model
+    needs, and more than the smallest one does.
     """
     deployment.when_training(node)
     report = "from wildflower.devices.probe import probe_machine; print(probe_machine().memory_available_bytes)"
