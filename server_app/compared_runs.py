@@ -16,7 +16,7 @@ from wildflower.server_app.resuming import is_of_a_folder
 from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
 from wildflower.server_app.run_records import RoundRecord, Summary, TierBudget
 from wildflower.server_app.searched import trials_of
-from wildflower.server_app.summary import has_whole_model, summarize
+from wildflower.server_app.summary import global_model, summarize
 from wildflower.tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
@@ -145,7 +145,7 @@ def load_run(run_dir: Path, row: str) -> Run:
     written = read_summary(run_dir)
     summary = summarize(run_dir, written.status if written else "unfinished", None)
     finished_rounds = None if written is None else written.rounds
-    whole = has_whole_model(run_dir, config)
+    whole = bool(global_model(run_dir, config))
     name, rounds, search = run_dir.resolve().name, read_rounds(run_dir), trials_of(run_dir)
     return Run(name, config, rounds, summary, content.budgets, row, finished_rounds, whole, search)
 

@@ -31,7 +31,7 @@ from wildflower.server_app.report_maps import LABELS, architecture_charts, label
 from wildflower.server_app.report_text import baseline_of, in_short
 from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
 from wildflower.server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, RunFile, Summary, flat
-from wildflower.server_app.summary import has_whole_model, summarize
+from wildflower.server_app.summary import WHOLE, global_model, summarize
 from wildflower.server_app.tables import TextTable, frame_of
 from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.server_app.whole_files import file_written_whole
@@ -57,7 +57,7 @@ def write_report(run_dir: Path) -> Path:
         fleet = gather_activity(_models_csv(records, len(rounds), models), rounds=len(rounds))
     if labels is not None:
         fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
-    whole, baseline = has_whole_model(run_dir, content.config), baseline_of(summary, labels)
+    whole, baseline = global_model(run_dir, content.config), baseline_of(summary, labels)
     stopped: list[Block] = [Heading("What stopped the run"), Preformatted(summary.error)] if summary.error else []
     blocks: list[Block] = [
         _lead(content.config),
@@ -133,7 +133,7 @@ def _lead(config: dict[str, Any]) -> Paragraph:
     return Paragraph(" · ".join(f"{key} {config[key]}" for key in keys if config.get(key) not in (None, "")))
 
 
-def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whole: bool) -> Cards:
+def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whole: str) -> Cards:
     """Return the figures of the run, each once."""
     label, text = summary.scale.label, score_format(summary.scale)
     outcomes = summary.devices_by_outcome
@@ -147,7 +147,7 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whol
         where = f"device {summary.worst_device}, of {summary.scored_devices} that have a score"
         cards.append(("Worst device", text(summary.worst_device_score), where))
     if whole:
-        title = f"{summary.scale.title} of the whole model" if cards else f"Final {label}"
+        title = f"{summary.scale.title} of the {whole}" if cards else f"Final {label}"
         best = "" if summary.best_score is None else f"best {text(summary.best_score)} in round {summary.best_round}"
         cards.append((title, "none" if summary.final_score is None else text(summary.final_score), best))
     if summary.personal_score is not None:
@@ -173,13 +173,13 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whol
     return Cards(cards)
 
 
-def _words(summary: Summary, *, whole: bool) -> list[str]:
+def _words(summary: Summary, *, whole: str) -> list[str]:
     """Return the words of the page that a stranger does not know."""
     there = {
         "delivered": summary.delivered_score is not None,
         "tier": True,
         "worst tier": summary.worst_tier is not None,
-        "whole model": whole,
+        "whole model": whole == WHOLE,
         "budget": True,
         "personal": summary.personal_score is not None,
         "simulated time": summary.simulated_seconds > 0,
@@ -190,7 +190,7 @@ def _words(summary: Summary, *, whole: bool) -> list[str]:
 
 
 def _scores(
-    rounds: Sequence[RoundRecord], activity: Activity, baseline: tuple[str, float] | None, *, whole: bool
+    rounds: Sequence[RoundRecord], activity: Activity, baseline: tuple[str, float] | None, *, whole: str
 ) -> list[Block]:
     """Return what was reached, over rounds, time and traffic."""
     lines = score_charts(rounds, activity.tiers, baseline, whole=whole)

@@ -7,7 +7,7 @@ from itertools import accumulate
 from wildflower.server_app.charts import Chart, Line, line_chart
 from wildflower.server_app.pages import Block, Charts, Heading
 from wildflower.server_app.run_records import RoundRecord
-from wildflower.server_app.summary import in_fleet_order
+from wildflower.server_app.summary import OF_DEVICES, in_fleet_order
 from wildflower.server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
 
 
@@ -21,13 +21,13 @@ def _chart(
 
 
 def score_charts(
-    rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], baseline: tuple[str, float] | None, *, whole: bool
+    rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], baseline: tuple[str, float] | None, *, whole: str
 ) -> list[Chart]:
     """Draw scores over rounds, simulated time and traffic, by tier, by exit and on devices, and the loss.
 
     Args:
         baseline: a name and a score, of which there is a line.
-        whole: whether there is a whole model.
+        whole: what the global model is called; "" if there is none.
     """
     scale, text = rounds[-1].scale, score_format(rounds[-1].scale)
     length, unit = time_unit(rounds[-1].simulated_seconds)
@@ -38,9 +38,9 @@ def score_charts(
     known = any(record.delivered_score is not None for record in rounds)
     figures = {"delivered": [record.delivered_score for record in rounds]} if known else {}
     if whole:
-        figures["whole model"] = [record.score for record in rounds]
+        figures[whole] = [record.score for record in rounds]
     if not figures:
-        figures["mean of the devices' models"] = [record.score for record in rounds]
+        figures[OF_DEVICES] = [record.score for record in rounds]
 
     def over(name: str, xs: Sequence[float], x_label: str, x_format: Format = plain) -> Chart:
         lines = [Line(label, xs, ys) for label, ys in figures.items()]
@@ -57,7 +57,7 @@ def score_charts(
     of_tiers = [(r.delivered_score_by_tier if known else r.score_by_tier) for r in rounds]
     if by_tier := _by_part(rounds, of_tiers, tier_of):
         charts.append(by_round(f"{scale.title} delivered by tier" if known else f"{scale.title} by tier", by_tier))
-    loss = Line("global model" if whole else "mean of the devices' models", numbers, [r.loss for r in rounds])
+    loss = Line("global model" if whole else OF_DEVICES, numbers, [r.loss for r in rounds])
     charts.append(line_chart("Loss", [loss], x_label="round"))
     of_exits = [{f"exit {n}": s for n, s in enumerate(r.score_by_exit or [], start=1)} for r in rounds]
     if by_exit := _by_part(rounds, of_exits, {}):

@@ -16,8 +16,8 @@ SHADES = 6  # of sizes, as defined in the page's style
 LABELS = "labels.csv"
 
 
-def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], *, whole: bool) -> list[Chart]:
-    """Draw the accuracy of every class, if there is a `whole` model, and scores of every device."""
+def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], *, whole: str) -> list[Chart]:
+    """Draw the accuracy of every class, of the `whole` model if there is one, and scores of every device."""
     scale = rounds[-1].scale
     text = score_format(scale)
 
@@ -31,7 +31,7 @@ def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], *, who
     devices = {r.round: of_devices(r.score_by_device) for r in rounds if r.score_by_device}
     personal = {r.round: of_devices(r.personal_score_by_device) for r in rounds if r.personal_score_by_device}
     return [
-        *(_score_map("Accuracy of the whole model", "class", classes, percent) if whole else []),
+        *(_score_map(f"Accuracy of the {whole}", "class", classes, percent) if whole else []),
         *_score_map(f"Delivered {scale.label}", "device", devices, text),
         *_score_map(f"Personal {scale.label}", "device", personal, text),
     ]

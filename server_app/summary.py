@@ -11,6 +11,9 @@ from wildflower.server_app.run_records import RoundRecord, Summary
 from wildflower.strategies import METHODS
 from wildflower.strategies.on_devices import OnDevices
 
+WHOLE = "whole model"
+OF_DEVICES = "mean of the devices' models"
+
 
 def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:
     """The figures of summary.json, from the journal files as they are now."""
@@ -80,11 +83,15 @@ def last_fifth(evaluated: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
     return evaluated[-max(1, round(len(evaluated) / 5)) :]
 
 
-def has_whole_model(run_dir: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether there is a global model: some methods leave all models on devices, and save none."""
+def global_model(run_dir: Path, config: Mapping[str, Any]) -> str:
+    """Return what a run's global model is called, whose score is `score`; "" if all models stay on devices.
+
+    If devices have models of their own beside it, it need not be as large as the largest of them.
+    """
     kind = METHODS.get(str(config.get("strategy")))
-    on_devices = kind is not None and kind.scored_on_devices is not OnDevices.scored_on_devices
-    return not on_devices or (run_dir / "models").exists()
+    if kind is None or kind.scored_on_devices is OnDevices.scored_on_devices:
+        return WHOLE
+    return "global model" if (run_dir / "models").exists() else ""
 
 
 def _means_by_name(

@@ -151,6 +151,11 @@ def test_wrong_questions_to_a_run_and_to_a_comparison():
         (lambda: done.model(3), "tier = 3: must be the name of a tier, or None"),
         (lambda: done.model(which="last"), "a run has a 'best' and a 'newest' evaluation"),
         (lambda: done.predict(X[:, :3]), "and must be (examples, 4, 1)"),
+        (
+            lambda: done.predict(numbers[[0, 2, 3]]),
+            "lacks 1 of 4 columns that the model reads: '1'; valid are 0",
+        ),
+        (lambda: done.predict(numbers.assign(**{"1": "a"}).drop(columns=1)), "the column '1' has no numbers"),
         (lambda: done.predict("a"), "must be numbers, one row per example"),
         (lambda: done.predict(X[:0]), "must be one row or more"),
         (lambda: done.predict((X, Y)), "of several shapes: give an array or a tensor"),
@@ -165,5 +170,7 @@ def test_wrong_questions_to_a_run_and_to_a_comparison():
         with pytest.raises(UserError) as raised:
             call()
         assert told in str(raised.value)
+    # Columns are taken by name, in whatever order, and others are let be.
+    assert done.predict(numbers[["y", 3, 1, 0, 2]]).tolist() == done.predict(X).tolist()
     saved = json.loads((done.folder / "models/newest/models.json").read_text())
     assert saved["columns"] == ["0", "1", "2", "3"]

@@ -1,23 +1,28 @@
 import base64
 import csv
 import html
+import io
 import json
 import re
+from functools import partial
 
 import plotly.graph_objects as go
 import pytest
 from fake_runs import CONFIG, a_device, a_round, three_rounds
 from page_figures import charts_of, split
 from plotly.offline import get_plotlyjs
+from rich.console import Console
 
+from wildflower.launch.showing import Lines, summary_rows
 from wildflower.server_app import report_maps
 from wildflower.server_app.activity import gather_activity
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import Labels
 from wildflower.server_app.report import write_report
 from wildflower.server_app.report_maps import shade, shade_bounds
-from wildflower.server_app.run_folder import JournalError, read_devices
+from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from wildflower.server_app.run_records import DeviceRecord
+from wildflower.server_app.summary import global_model
 from wildflower.server_app.units import percent
 
 EVIL = "<script>alert('1')</script>&"
@@ -164,15 +169,34 @@ def test_which_devices_got_what_and_why(tmp_path):
     assert "<td class=n>link, down</td><td class=n>12.5 %</td>" in one_by_one
 
 
-@pytest.mark.parametrize(("strategy", "whole"), [("local", False), ("heterofl", True)])
-def test_a_method_whose_models_stay_on_devices_has_no_whole_model(strategy, whole, tmp_path):
+@pytest.mark.parametrize(
+    ("strategy", "saved", "name"),
+    [
+        ("local", False, "mean of the devices' models"),
+        ("spatl", False, "mean of the devices' models"),
+        ("rafl", True, "global model"),
+        ("lotteryfl", True, "whole model"),
+        ("heterofl", False, "whole model"),
+    ],
+)
+def test_a_method_whose_models_stay_on_devices_has_no_whole_model(strategy, saved, name, tmp_path):
     journal = Journal.open(tmp_path, CONFIG | {"strategy": strategy}, resume=False)
+    if saved:
+        (tmp_path / "models").mkdir()
     journal.write_round(a_round(1), [a_device(1, 0)])
     journal.finish("finished")
+    named = partial(global_model, tmp_path, {"strategy": strategy})
     page = (tmp_path / "report.html").read_text()
-    assert ("whole model" in split(page)[0]) is whole
+    assert ("whole model" in split(page)[0]) is (name == "whole model")
     names = charts_of(page)["Accuracy over rounds"].names
-    assert names == (["delivered", "whole model"] if whole else ["delivered"])
+    assert names == ["delivered", *([name] if named() else [])]
+    # The terminal has the mean's name as well.
+    said = io.StringIO()
+    Lines(Console(file=said, width=200), total=6, earlier=0, named=named).rounds(read_rounds(tmp_path))
+    assert f", {name} " in said.getvalue()
+    rows = dict(summary_rows(read_summary(tmp_path), virtual_clock=True, whole=named()))
+    assert name in rows
+    assert ("whole model" in rows) is (name == "whole model")
 
 
 def test_every_table_is_there_for_a_paper_and_every_chart_as_svg(tmp_path):

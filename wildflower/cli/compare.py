@@ -18,12 +18,13 @@ def report(run_dir: RunDir) -> None:
     from wildflower.launch.showing import summary_table
     from wildflower.launch.terminal import terminal
     from wildflower.server_app.report import write_report
-    from wildflower.server_app.run_folder import has_virtual_clock, read_summary
-    from wildflower.server_app.summary import summarize
+    from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_summary
+    from wildflower.server_app.summary import global_model, summarize
 
     path = write_report(run_dir)
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
-    terminal().print(summary_table(summary, virtual_clock=has_virtual_clock(run_dir)))
+    whole = global_model(run_dir, read_config(run_dir).config)
+    terminal().print(summary_table(summary, virtual_clock=has_virtual_clock(run_dir), whole=whole))
     typer.echo(f"Report: {path}")
 
 

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
 from logging import WARNING, LogRecord
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from wildflower.plugins.extras import MissingExtraError
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.resuming import check_folder
 from wildflower.server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, read_rounds, read_summary
+from wildflower.server_app.summary import global_model
 from wildflower.server_app.units import bytes_text, counted
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ def _run(
     for warning in dict.fromkeys(already):
         console.print(f"[yellow]Warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
     earlier = len(read_rounds(run_dir))
+    named = partial(global_model, run_dir, {"strategy": config.strategy})
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
     with ExitStack() as stack:
@@ -119,7 +122,7 @@ def _run(
         if local:
             assert built is not None
             server = stack.enter_context(local_server(config, built, said, app_log))
-            with progress(console, config.rounds, earlier) as show:
+            with progress(console, config.rounds, earlier, named) as show:
                 failure = follow_process(server, run_dir, show)
         else:
             if deployment is None:
@@ -134,7 +137,7 @@ def _run(
             run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
             if deployment is not None:
                 stack.enter_context(_stopped_when_interrupted(flower, run_id))
-            with progress(console, config.rounds, earlier) as show:
+            with progress(console, config.rounds, earlier, named) as show:
                 failure = follow(flower, run_id, run_dir, app_log, show, app_log_start)
     log = log_since(app_log, app_log_start)
     if told := warnings_text(log, app_log, already=already):
@@ -163,7 +166,7 @@ def _run(
             print_resume_hint(run_dir, config, console)
         return 1
     assert summary is not None
-    console.print(summary_table(summary, virtual_clock=bool(config.fleet)))
+    console.print(summary_table(summary, virtual_clock=bool(config.fleet), whole=named()))
     console.print(f"Report: {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     return 0
 

@@ -77,8 +77,13 @@ def data_set_of(data: object, label: str | None, test: object, *, flat: bool) ->
     return replace(found, natural_ids=source, in_order=True) if devices else found, len(devices)
 
 
-def inputs_as(inputs: object, shape: Sequence[int], dtype: str) -> Tensor:
-    """Return inputs as a run stores them; SettingsError where they have another shape or type."""
+def inputs_as(inputs: object, shape: Sequence[int], dtype: str, columns: Sequence[str] = ()) -> Tensor:
+    """Return inputs as a run stores them, of a table its `columns` by name.
+
+    Raises SettingsError if they have another shape or type, or lack a column.
+    """
+    if columns and any(_is_of(*table, inputs) for table in TABLES[:2]):
+        inputs = _numbers_of(_by_name(inputs, "inputs"), columns, "inputs")
     found = _tensor(inputs, "inputs")
     if tuple(found.shape[1:]) != tuple(shape) and math.prod(found.shape[1:]) == math.prod(shape) and shape[-1:] == [1]:
         found = found.reshape(len(found), *shape)
@@ -187,15 +192,30 @@ def _one_input(value: Any) -> np.ndarray:
 
 
 def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any, tuple[str, ...]]:
+    by_name = _by_name(table, what)
+    name = _label_column([*by_name], label, what)
+    features = [column for column in by_name if column != name]
+    if not features:
+        raise SettingsError(f"{what} has the column {name!r} alone: it must have others, which are learned from")
+    return _numbers_of(by_name, features, what), np.asarray(by_name[name]), tuple(features)
+
+
+def _by_name(table: Any, what: str) -> dict[str, Any]:
+    """Return the columns of a table; SettingsError if two have one name."""
     columns = [*map(str, table.columns)]
     if twice := next((column for column in columns if columns.count(column) > 1), None):
         raise SettingsError(f"{what} has the column {twice!r} twice: give each a name of its own")
-    name = _label_column(columns, label, what)
-    table = dict(zip(columns, (table[column] for column in table.columns), strict=True))
-    features = [column for column in columns if column != name]
-    if not features:
-        raise SettingsError(f"{what} has the column {name!r} alone: it must have others, which are learned from")
-    for column in features:
+    return dict(zip(columns, (table[column] for column in table.columns), strict=True))
+
+
+def _numbers_of(table: Mapping[str, Any], columns: Sequence[str], what: str) -> np.ndarray:
+    """Return columns as (rows, columns); SettingsError names one that is missing, holds no numbers or has gaps."""
+    if missing := [column for column in columns if column not in table]:
+        raise SettingsError(
+            f"{what} lacks {len(missing)} of {len(columns)} columns that the model reads: "
+            f"{', '.join(map(repr, missing[:5]))}; {nearest(missing[0], list(table))}"
+        )
+    for column in columns:
         kind = np.asarray(table[column]).dtype
         if kind.kind not in "iufb":
             raise SettingsError(
@@ -207,8 +227,7 @@ def _of_table(table: Any, label: str | None, what: str) -> tuple[Any, Any, tuple
                 f"{what}: {gaps} of {len(table[column])} values of the column {column!r} are missing: fill them in, as "
                 "TABLE.fillna(TABLE.median(numeric_only=True)) does, or leave these rows out"
             )
-    inputs = np.stack([np.asarray(table[column], dtype=np.float64) for column in features], axis=1)
-    return inputs, np.asarray(table[name]), tuple(features)
+    return np.stack([np.asarray(table[column], dtype=np.float64) for column in columns], axis=1)
 
 
 def _of_hugging_face(data: Any, label: str | None, what: str) -> tuple[Any, Any]:

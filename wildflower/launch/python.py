@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from wildflower.server_app.compare import Comparison
 from wildflower.server_app.compare import compare as compare_runs
 from wildflower.server_app.resuming import check_folder, check_resumable
 from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary, runs_of
-from wildflower.server_app.summary import summarize
+from wildflower.server_app.summary import global_model, summarize
 
 if TYPE_CHECKING:
     from wildflower.rounds.hooks import RoundHook
@@ -204,13 +205,14 @@ def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
         warnings.warn(text, stacklevel=3)
     overrides += overrides_of({"run-name": config.run_name, "output-dir": config.output_dir})
     earlier = len(read_rounds(folder))
+    named = partial(global_model, folder, {"strategy": config.strategy})
     app_log = folder / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
     with tempfile.NamedTemporaryFile(prefix="wildflower-", suffix=".log") as said:
         try:
             with (
                 child.running(file, overrides, Path(said.name), hooks) as process,
-                progress(terminal(), config.rounds, earlier) as show,
+                progress(terminal(), config.rounds, earlier, named) as show,
             ):
                 journal = JournalWatch(folder)
                 while True:

@@ -18,6 +18,7 @@ from wildflower.server_app.compare import Comparison
 from wildflower.server_app.compare import compare as compare_runs
 from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds
 from wildflower.server_app.run_records import DeviceRecord, RoundRecord, Summary
+from wildflower.server_app.summary import global_model
 from wildflower.server_app.tables import frame_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ class Run:
         rows = "".join(
             f'<tr><td style="text-align:left;white-space:pre">{escape(name)}</td>'
             f'<td style="text-align:left">{escape(value)}</td></tr>'
-            for name, value in summary_rows(self.summary, virtual_clock=has_virtual_clock(self.folder))
+            for name, value in summary_rows(
+                self.summary,
+                virtual_clock=has_virtual_clock(self.folder),
+                whole=global_model(self.folder, self.config),
+            )
         )
         return f"<b>{escape(self.folder.name)}</b><table>{rows}</table>"
 
@@ -136,7 +141,8 @@ class Run:
         Answers are the names of classes, their numbers where they have no names, or numbers where these were learned.
 
         Args:
-            inputs: an array or a tensor (examples, ...).
+            inputs: an array or a tensor (examples, ...), or a table, of which the columns that the run learned from
+                are taken by name.
             tier: as of `model`.
             which: as of `model`.
         """
@@ -147,7 +153,7 @@ class Run:
 
         with modules_of(self.folder):
             network, info = load_model(self.folder, which, tier)
-            stored = inputs_as(inputs, info.input_shape, info.input_dtype)
+            stored = inputs_as(inputs, info.input_shape, info.input_dtype, info.columns)
             with torch.inference_mode():
                 said = [network(info.prepare(part)) for part in stored.split(PREDICTED_TOGETHER)]
         outputs = torch.cat(said)

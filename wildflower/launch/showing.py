@@ -1,7 +1,7 @@
 """A run on the screen: its rounds as they end, in a terminal, a pipe or a notebook, and its summary."""
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.summary import OF_DEVICES, WHOLE
 from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
 
 if TYPE_CHECKING:
@@ -26,13 +27,17 @@ class Show(Protocol):
 
 
 @contextmanager
-def progress(console: Console, total: int, earlier: int) -> Iterator[Show]:
-    """A bar on a terminal or in a notebook; elsewhere a line per round, but for the `earlier` ones of a resumed run."""
+def progress(console: Console, total: int, earlier: int, named: Callable[[], str] = lambda: WHOLE) -> Iterator[Show]:
+    """A bar on a terminal or in a notebook; elsewhere a line per round, but for the `earlier` ones of a resumed run.
+
+    Args:
+        named: what the global model is called.
+    """
     if console.is_jupyter:
         yield notebook_bar("starting", total)
         return
     if not console.is_terminal:
-        yield Lines(console, total, earlier)
+        yield Lines(console, total, earlier, named)
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -45,8 +50,9 @@ def progress(console: Console, total: int, earlier: int) -> Iterator[Show]:
 class Lines:
     """One plain line per round, for logs and pipes."""
 
-    def __init__(self, console: Console, total: int, earlier: int) -> None:
+    def __init__(self, console: Console, total: int, earlier: int, named: Callable[[], str] = lambda: WHOLE) -> None:
         self._console = console
+        self._named = named
         self._total = total
         self._shown = earlier
         self._waiting = ""
@@ -61,7 +67,7 @@ class Lines:
             if record.delivered_score is not None:
                 parts.append(f"delivered {record.scale.label} {scored(record.delivered_score)}")
             if record.score is not None:
-                whole = record.scale.label if record.delivered_score is None else "whole model"
+                whole = record.scale.label if record.delivered_score is None else self._named() or OF_DEVICES
                 parts.append(f"{whole} {scored(record.score)}")
             if record.loss is not None:
                 parts.append(f"loss {plain(record.loss)}")
@@ -155,19 +161,20 @@ def seconds_left(rounds: Sequence[RoundRecord], total: int) -> float:
     return max(0, total - len(rounds)) * median(recent) if recent else 0.0
 
 
-def summary_table(summary: Summary, *, virtual_clock: bool) -> Table:
+def summary_table(summary: Summary, *, virtual_clock: bool, whole: str) -> Table:
     """The end of a run in a few lines."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in summary_rows(summary, virtual_clock=virtual_clock):
+    for name, value in summary_rows(summary, virtual_clock=virtual_clock, whole=whole):
         table.add_row(escape(name), escape(value))
     return table
 
 
-def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, str]]:
+def summary_rows(summary: Summary, *, virtual_clock: bool, whole: str) -> list[tuple[str, str]]:
     """The end of a run as names and values; what belongs to the row above begins with two spaces.
 
     Args:
         virtual_clock: whether its devices have one, as those of a fleet do.
+        whole: what its global model is called; "" if it has none.
     """
     rows: list[tuple[str, str]] = []
 
@@ -188,7 +195,7 @@ def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, st
     if summary.worst_device is not None and summary.worst_device_score is not None:
         row("worst device", f"{text(summary.worst_device_score)}, device {summary.worst_device}")
     if summary.final_score is not None and summary.best_score is not None:
-        row("whole model", text(summary.final_score))
+        row(whole or OF_DEVICES, text(summary.final_score))
         row("  best", f"{text(summary.best_score)} in round {summary.best_round}")
     if summary.delivered_score is None:
         for tier, score in (summary.score_by_tier or {}).items():

@@ -418,9 +418,9 @@ def _figures(run: Planned) -> str:
     if summary is None or summary.final_score is None:
         return "finished"
     text, label = score_format(summary.scale), summary.scale.label
-    score = f"whole model {text(summary.final_score)}"
+    score = f"{label} {text(summary.final_score)}"
     if summary.delivered_score is not None:
-        score = f"delivered {label} {text(summary.delivered_score)}, {score}"
+        score = f"delivered {label} {text(summary.delivered_score)}"
     return f"{score} in {seconds_text(summary.wall_seconds)}"
 
 
