@@ -26,7 +26,7 @@ from wildflower.tasks.metrics import Scale
 CONDITIONS = (
     *("task", "task-arguments", "data-dir", DATA_HASH, "partition", "alpha", "test-fraction", "examples-per-device"),
     *("max-examples", "strong.devices", "strong.share", "strong.test"),
-    *(FLEET_HASH, "devices", "devices-per-round", "aggregation.over-selection", "buffer"),
+    *(FLEET_HASH, "devices", "devices-per-round", "minimum-devices", "aggregation.over-selection", "buffer"),
     *("budget.memory-fraction", "budget.transfer-seconds", "deadline-seconds", "budget.round-seconds", "rounds"),
     *("dp.epsilon", "dp.noise-multiplier", "dp.delta", "secure-aggregation.minimum"),
     *("evaluate-every", "deliver", "statistics.devices", "statistics.examples"),

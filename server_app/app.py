@@ -369,8 +369,12 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
     else:
         holdings = Holdings(own.training, own.testing, len(task.test))
     if not config.fleet:
-        minimum = min(config.devices, config.devices_per_round)
-        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=REPORT_MAX_AGE_SECONDS)
+        return ConnectedDevices(
+            holdings,
+            wanted=min(config.devices, config.devices_per_round),
+            minimum=config.minimum_devices,
+            report_max_age_seconds=REPORT_MAX_AGE_SECONDS,
+        )
 
     def requirement(width: float) -> tuple[int, int]:
         """Memory and payload that the method needs for the sub-model of a width."""

@@ -115,6 +115,8 @@ def _check_devices(config: RunConfig, need: Need) -> None:
             f"more than devices = {config.devices}"
             + (f" (aggregation.over-selection = {over_selection} asks {sampled})" if over_selection else ""),
         )
+    most = min(config.devices, config.devices_per_round)
+    need(config.minimum_devices <= most, "minimum-devices", f"a round has {most} devices: at most that")
     need(
         not over_selection or config.deadline_seconds > 0 or bool(config.fleet),
         "aggregation.over-selection",

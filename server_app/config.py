@@ -166,6 +166,11 @@ class RunConfig(Params):
         "digits-demo", description='Bundled fleet or .toml file (docs/fleets.md); "" for real devices, one per node'
     )
     devices_per_round: Count = Field(10, description="Devices sampled per round")
+    minimum_devices: Count = Field(
+        1,
+        description="Fewest connected real devices with which a round begins: up to ten minutes are waited for them, "
+        "in the first round for devices-per-round",
+    )
     buffer: CountOrZero = Field(
         0,
         description="Updates that make a new model, while slower devices go on with what they were sent: asynchronous "

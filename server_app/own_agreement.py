@@ -33,8 +33,7 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
     test = server_test(spec)
     declared = _declared(config, spec, test)
     end = time.monotonic() + REST_SECONDS
-    least = min(config.devices, config.devices_per_round)
-    wait_for_nodes(grid, least, WAIT_SECONDS)
+    wait_for_nodes(grid, min(config.devices, config.devices_per_round), WAIT_SECONDS, config.minimum_devices)
     nodes = wait_for_nodes(grid, config.devices, max(0.0, end - time.monotonic()))
     said = ask_nodes(
         grid,

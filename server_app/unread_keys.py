@@ -14,6 +14,7 @@ from wildflower.strategies.params import kebab
 # Keys of the run that are read only if other keys have certain values. Each has those values in words, and a function
 # that says whether a flat configuration has them.
 READ_WITH: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "minimum-devices": ("fleet = ''", lambda values: not values["fleet"]),
     "alpha": (
         "partition = 'dirichlet' or 'strong-and-weak'",
         lambda values: values["partition"] in ("dirichlet", "strong-and-weak"),

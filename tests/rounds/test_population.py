@@ -150,7 +150,7 @@ def config(node):
 
 def connected(**changes):
     return ConnectedDevices(
-        holdings(lambda device: 1), **{"minimum": 1, "report_max_age_seconds": 60.0, "query_seconds": 5.0} | changes
+        holdings(lambda device: 1), **{"wanted": 1, "report_max_age_seconds": 60.0, "query_seconds": 5.0} | changes
     )
 
 
@@ -406,7 +406,7 @@ def test_a_node_that_does_not_know_its_device_is_left_out(number):
 def test_a_node_whose_device_the_task_has_no_data_for_is_left_out(tmp_path, caplog):
     task = load_task(TaskSpec(name="digits", devices=2))
     population = ConnectedDevices(
-        Holdings(task.training_examples, task.test_examples, len(task.test)), minimum=1, report_max_age_seconds=60.0
+        Holdings(task.training_examples, task.test_examples, len(task.test)), wanted=1, report_max_age_seconds=60.0
     )
     assert population.everyone(InProcessGrid(client, 3, config)) == [0, 1]
     assert "report that is refused: device 2 is not one of 0 to 1" in caplog.text
@@ -414,18 +414,29 @@ def test_a_node_whose_device_the_task_has_no_data_for_is_left_out(tmp_path, capl
 
 def test_a_run_on_hardware_says_what_it_waits_for_and_until_when(clock, caplog):
     caplog.set_level("INFO", "flwr")
-    sample(connected(minimum=3, wait_seconds=10.0), InProcessGrid(client, 2, config))
+    sample(connected(wanted=3, wait_seconds=10.0), InProcessGrid(client, 2, config))
     waiting = [text for text in caplog.messages if text.startswith("Waiting for nodes")]
     assert len(waiting) == 1
     assert re.fullmatch(r"Waiting for nodes: 2 connected so far, 3 wanted, fewer from \d\d:\d\d:\d\d on", waiting[0])
 
 
+def test_a_run_goes_on_with_as_few_as_minimum_devices_and_with_less_it_ends(clock, caplog):
+    caplog.set_level("INFO", "flwr")
+    grid, population = InProcessGrid(client, 2, config), connected(wanted=3, minimum=2, wait_seconds=10.0)
+    assert sample(population, grid) == [0, 1]
+    assert re.search(r"2 connected so far, 3 wanted, 2 or more from \d\d:\d\d:\d\d on", caplog.text)
+    del grid.contexts[2]
+    with pytest.raises(NoNodesError, match=r"1 nodes have connected within 10 s, and minimum-devices = 2"):
+        sample(population, grid)
+    assert "1 connected so far, 2 wanted" in caplog.text
+
+
 def test_a_run_on_hardware_waits_for_the_nodes_it_needs(clock):
-    grid, population = InProcessGrid(client, 2, config), connected(minimum=3, wait_seconds=10.0)
+    grid, population = InProcessGrid(client, 2, config), connected(wanted=3, wait_seconds=10.0)
     assert sample(population, grid) == [0, 1]
     assert sum(clock.slept) == pytest.approx(10.0, abs=0.2)
     with pytest.raises(NoNodesError, match="no node has connected within 10 s"):
-        sample(connected(minimum=1, wait_seconds=10.0), InProcessGrid(client, 0))
+        sample(connected(wait_seconds=10.0), InProcessGrid(client, 0))
 
 
 def test_an_overrun_lowers_the_budget_below_what_overran_and_rounds_give_it_back():

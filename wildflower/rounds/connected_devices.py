@@ -63,14 +63,16 @@ class ConnectedDevices(Population):
         self,
         holdings: Holdings,
         *,
-        minimum: int,
+        wanted: int,
+        minimum: int = 1,
         report_max_age_seconds: float,
         query_seconds: float = 120.0,  # a first one starts the device's worker: 46 s were seen on busy machines
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         super().__init__(holdings)
         self.now_seconds = 0.0
-        self._least, self._max_age, self._query_seconds, self._wait = (
+        self._wanted, self._minimum, self._max_age, self._query_seconds, self._wait = (
+            wanted,
             minimum,
             report_max_age_seconds,
             query_seconds,
@@ -143,8 +145,8 @@ class ConnectedDevices(Population):
 
         What is not fresh is forgotten: a node that does not answer now with a good report is left out.
         """
-        wanted = 1 if self._said else self._least
-        connected = wait_for_nodes(grid, wanted, self._wait)
+        wanted = self._minimum if self._said else self._wanted
+        connected = wait_for_nodes(grid, wanted, self._wait, self._minimum)
         if len(connected) < wanted:
             text = "%s nodes connected within %g s, the run asks for %s devices per round: going on with those"
             log(WARNING, text, len(connected), self._wait, wanted)

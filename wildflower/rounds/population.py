@@ -175,8 +175,8 @@ class NoNodesError(RuntimeError):
     """No node is connected, and none has come in the time that they have; the text says so to the user."""
 
 
-def wait_for_nodes(grid: Grid, wanted: int, wait_seconds: float) -> list[int]:
-    """Return the connected nodes, as soon as they are enough or the time is over. NoNodesError where there are none."""
+def wait_for_nodes(grid: Grid, wanted: int, wait_seconds: float, minimum: int = 1) -> list[int]:
+    """Return the connected nodes, as soon as they are enough or the time is over; NoNodesError if they are too few."""
     end = time.monotonic() + wait_seconds
     nodes = sorted(grid.get_node_ids())
     told = -1
@@ -185,9 +185,15 @@ def wait_for_nodes(grid: Grid, wanted: int, wait_seconds: float) -> list[int]:
             told = len(nodes)
             until = f"{datetime.now() + timedelta(seconds=end - time.monotonic()):%H:%M:%S}"
             # The runner shows it too.
-            log(INFO, "Waiting for nodes: %s connected so far, %s wanted, fewer from %s on", told, wanted, until)
+            enough = "fewer" if minimum == 1 else f"{minimum} or more"
+            log(INFO, "Waiting for nodes: %s connected so far, %s wanted, %s from %s on", told, wanted, enough, until)
         time.sleep(0.1)
         nodes = sorted(grid.get_node_ids())
+    if nodes and len(nodes) < minimum:
+        raise NoNodesError(
+            f"{len(nodes)} nodes have connected within {wait_seconds:g} s, and minimum-devices = {minimum}: start more "
+            "nodes, or set it lower; `resume = true` goes on after the last round"
+        )
     if not nodes:
         raise NoNodesError(
             f"no node has connected within {wait_seconds:g} s: start nodes that reach this SuperLink, and look at the "
