@@ -19,6 +19,7 @@ from wildflower.cli.new import new
 from wildflower.cli.paper_command import paper
 from wildflower.cli.plan_command import plan
 from wildflower.cli.probe_command import bandwidth_server, probe
+from wildflower.cli.record import record
 from wildflower.cli.run import run
 from wildflower.cli.supernet_command import supernet
 from wildflower.cli.sweep import sweep
@@ -94,6 +95,7 @@ for shown in (
     model,
     supernet,
     fleet,
+    record,
     probe,
     bandwidth_server,
 ):

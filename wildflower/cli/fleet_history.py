@@ -21,7 +21,8 @@ MAX_ROWS, MAX_BYTES = 250_000, 2**28  # of each table; of the file, which so man
 PAGE_BYTES = 4096
 TABLES = """
 CREATE TABLE IF NOT EXISTS seen (
-    at INTEGER, device INTEGER, memory_bytes INTEGER, celsius REAL, down REAL, up REAL, flop_per_s REAL,
+    at INTEGER, device INTEGER, memory_bytes INTEGER, limit_bytes INTEGER, celsius REAL, down REAL, up REAL,
+    flop_per_s REAL,
     PRIMARY KEY (at, device)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outcomes (
     at INTEGER, run TEXT, round INTEGER, device INTEGER, word TEXT,
@@ -80,11 +81,11 @@ def remember(
     for last in reports:
         if heard_at(last, known.get(last.node)) >= now - EVERY_SECONDS:
             report = last.report
-            figures = [report.memory_available_bytes, report.temperature_celsius]
+            figures = [report.memory_available_bytes, report.memory_limit_bytes, report.temperature_celsius]
             figures += [report.down_mbit_per_s, report.up_mbit_per_s, report.flop_per_s]
             if last.reported_at < at - EVERY_SECONDS:
                 figures = [None] * len(figures)
-            history.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?, ?)", (at, last.device, *figures))
+            history.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (at, last.device, *figures))
     rows = ((int(end), run, record.round, record.device, record.outcome_word) for end, record in ended)
     history.executemany("INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?, ?)", rows)
     for table in ("seen", "outcomes"):

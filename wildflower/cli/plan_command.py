@@ -38,8 +38,10 @@ def plan(
         else:
             config = of_run(of_the_run, overrides or [])
         from wildflower.cli.plan import make_plan, plan_tables
+        from wildflower.cli.plan_hours import hours_text
 
         found = make_plan(config, run_dir)
+        hours = hours_text(found, config)
     if as_json:
         typer.echo(json.dumps(found.to_json()))
     else:
@@ -47,6 +49,8 @@ def plan(
         console.print(f"{found.method} over {found.family}, whole: {found.whole_parameters:,} parameters", markup=False)
         for table in plan_tables(found, by_node=run_dir is not None):
             console.print(table)
+        if hours:
+            console.print(hours, markup=False, highlight=False)
         if found.epsilon is not None:
             text = f"The run costs epsilon {found.epsilon:.3g} with delta {found.delta:g} (docs/privacy.md)"
             console.print(text, markup=False, highlight=False)
