@@ -1,4 +1,4 @@
-"""How long a run takes by its plan: the time until its last round."""
+"""The time until the last round of a run, by its plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _log_ways(devices: float, drawn: int) -> float:
 
 
 def hours_text(plan: Plan, config: RunConfig) -> str:
-    """Return how long the run's rounds take, in a sentence; "" where that is not known.
+    """Return the time that all rounds take, in a sentence; "" where that is not known.
 
     Waiting for devices outside their hours comes on top, and so does what the server computes. Under `buffer` no round
     waits for its slowest device.
