@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from wildflower.server_app.units import seconds_text
+from wildflower.server_app.units import counted, seconds_text
 
 if TYPE_CHECKING:
     from wildflower.cli.plan import Plan
@@ -55,5 +55,5 @@ def hours_text(plan: Plan, config: RunConfig) -> str:
         return ""
     if math.isinf(seconds):
         return "A round never ends: a device that may be drawn has a link of 0 Mbit/s (set deadline-seconds)"
-    whole = f"{config.rounds:,} rounds take about {config.rounds * seconds / 3600:.3g} h"
-    return f"{whole}: {seconds_text(round(seconds, 1))} each, for the slowest of the devices drawn"
+    rounds = counted(config.rounds, "round")
+    return f"{rounds}: about {seconds_text(config.rounds * seconds)}; in each {seconds_text(seconds)} for its slowest device"
