@@ -27,8 +27,8 @@ def test_a_round_lasts_as_long_as_the_slowest_that_is_drawn(config):
     pairs = [max(pair) for pair in combinations(seconds, 2)]
     expected = sum(pairs) / len(pairs)
     assert round_seconds(of_four, config) == pytest.approx(expected)
-    assert expected * 100 == pytest.approx(6167, abs=1)
-    assert hours_text(of_four, config) == "100 rounds: about 1 h 42 min; in each 1 min 2 s for its slowest device"
+    assert expected * 100 == pytest.approx(6667, abs=1)
+    assert hours_text(of_four, config) == "100 rounds: about 1 h 51 min; in each 1 min 7 s for its slowest device"
     of_deadline = config.model_copy(update={"deadline_seconds": 30.0})
     assert round_seconds(of_four, of_deadline) == pytest.approx(sum(min(30.0, s) for s in pairs) / len(pairs))
 

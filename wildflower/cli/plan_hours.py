@@ -56,4 +56,5 @@ def hours_text(plan: Plan, config: RunConfig) -> str:
     if math.isinf(seconds):
         return "A round never ends: a device that may be drawn has a link of 0 Mbit/s (set deadline-seconds)"
     rounds = counted(config.rounds, "round")
-    return f"{rounds}: about {seconds_text(config.rounds * seconds)}; in each {seconds_text(seconds)} for its slowest device"
+    each = f"in each {seconds_text(seconds)} for its slowest device"
+    return f"{rounds}: about {seconds_text(config.rounds * seconds)}; {each}"
