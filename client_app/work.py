@@ -67,6 +67,7 @@ from wildflower.tasks.inspection import describe
 from wildflower.tasks.task import Task, TaskSpec, load_task
 
 NodeConfig = Mapping[str, object]
+RESTING = "the device takes no part now"
 # An order's work, and what masks its update.
 _Begun = tuple[WorkOrder, DeviceContext, Done, Callable[[Tensor], bytes] | None]
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -113,7 +114,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
 
     def begin(order: WorkOrder, fit: Callable[[Fit], float]) -> _Begun:
         if rest is not None:
-            raise Refusal(f"the device takes no part now: {rest.why}")
+            raise Refusal(f"{RESTING}: {rest.why}")
         state = _state_of(order.device, batch, config)
         training, order, masks = _masks(batch, order, arrays, state.folder, config)
         context = DeviceContext(
@@ -271,6 +272,8 @@ def _score(
     try:
         state = _state_of(order.device, batch, config)
         policy = policy_of(config, order.device, simulated=batch.shared_process)
+        if not batch.shared_process:
+            _check_takes_part(config)
         if batch.training is not None:
             policy.check_unmasked("training whose score the server would see by itself")
         place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
@@ -292,6 +295,10 @@ def _make_room(order: ModelOrder, shared_process: bool) -> int | None:
 def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[bytes]]:
     """Return what this node's device says of its data: counts, labels and sums."""
     try:
+        if (rest := resting(config)) is not None:
+            why = one_line(f"{RESTING}: {rest.why}", MAX_PROBLEM_LETTERS)
+            said = Summary(device=own_device(config), problem=why, resting_seconds=rest.seconds)
+            return DataAnswer(run=question.run, said=said).model_dump_json(), []
         policy = policy_of(config, own_device(config), simulated=False)
         if question.moments:
             policy.check_unmasked("a question for sums over its own inputs: declare mean and std in task-arguments")
@@ -305,8 +312,7 @@ def _deliver(delivery: Delivery, arrays: list[bytes], config: NodeConfig) -> tup
     """Return whether this node's device uses a model from now on. MessageError where the message is for another."""
     if delivery.device != own_device(config):
         raise MessageError(f"a model for device {delivery.device}, and this node carries device {own_device(config)}")
-    if (rest := resting(config)) is not None:
-        raise Refusal(f"the device takes no part now: {rest.why}")
+    _check_takes_part(config)
     if delivery.own is not None:
         task, family, device = _prepare(delivery.own, config)
         state, place = _state_of(delivery.device, delivery.own, config), Workplace(device, None)
@@ -319,6 +325,12 @@ def _deliver(delivery: Delivery, arrays: list[bytes], config: NodeConfig) -> tup
     if policy_of(config, delivery.device, simulated=False).minimum:  # scores would show something of this device alone
         answer = answer.model_copy(update={"score": None, "before": None})
     return answer.model_dump_json(), []
+
+
+def _check_takes_part(config: NodeConfig) -> None:
+    """Raise Refusal where the owner of this node lets its device take no part now."""
+    if (rest := resting(config)) is not None:
+        raise Refusal(f"{RESTING}: {rest.why}")
 
 
 def _report(config: NodeConfig) -> tuple[str, list[bytes]]:

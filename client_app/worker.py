@@ -303,7 +303,7 @@ def _work(
         answer = {"text": reply}
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
-    if kind in ("train", "evaluate", "delivery"):
+    if kind in ("train", "evaluate", "data", "delivery"):
         with suppress(OSError):  # of a full disk, which the work's own state tells
             nbytes = bytes_down + sum(map(len, out))
             note_use(node_state_dir(config), nbytes, time.monotonic() - began, datetime.now())

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from logging import INFO
 from pathlib import Path
 
 import torch
+from flwr.common import log
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
 from wildflower.plugins.invalid import in_words
-from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices
+from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices, rest_seconds
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
 from wildflower.rounds.population import wait_for_nodes
 from wildflower.server_app.config import ConfigError, RunConfig
@@ -35,15 +37,17 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
     end = time.monotonic() + REST_SECONDS
     wait_for_nodes(grid, min(config.devices, config.devices_per_round), WAIT_SECONDS, config.minimum_devices)
     nodes = wait_for_nodes(grid, config.devices, max(0.0, end - time.monotonic()))
-    said = ask_nodes(
-        grid,
-        spec,
-        config.run_name,
-        dict.fromkeys(nodes),
-        busy=set(),
-        poll_seconds=ConnectedDevices.poll_seconds,
-        moments=not declared.mean,
-    )
+    poll_seconds, moments = ConnectedDevices.poll_seconds, not declared.mean
+    while True:
+        asked = dict.fromkeys(nodes)
+        said = ask_nodes(grid, spec, config.run_name, asked, busy=set(), poll_seconds=poll_seconds, moments=moments)
+        rests = [each.resting_seconds for each in said.values() if each.resting_seconds is not None]
+        if not rests or len(rests) < len(said):
+            break
+        seconds = rest_seconds(min(rests))
+        log(INFO, "All devices rest: they are asked again what their data are in %.0f s", seconds)
+        time.sleep(seconds)
+        nodes = wait_for_nodes(grid, least, WAIT_SECONDS)
     return _own_data(said, declared, config, spec, test)
 
 

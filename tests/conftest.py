@@ -76,7 +76,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def _speed_is_known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No device measures its speed, which takes a moment, where the test is not about that."""
     if "measures" not in request.keywords:
-        monkeypatch.setattr(speed, "measure", lambda: 10e9)
+        monkeypatch.setattr(speed, "measure", lambda *seconds: 10e9)
 
 
 @pytest.fixture(autouse=True)

@@ -58,6 +58,21 @@ def test_a_day_and_a_month_have_their_limits(tmp_path):
     assert resting(tmp_path, next_month, max_bytes_per_month=1000) is None
 
 
+def test_a_clock_that_goes_back_gives_no_new_day(tmp_path):
+    note_use(tmp_path, 600, 130.0, NOON)
+    yesterday = NOON.replace(day=28)
+    assert resting(tmp_path, yesterday, max_minutes_per_day=2.0) is not None
+    note_use(tmp_path, 400, 0.0, yesterday)
+    assert resting(tmp_path, NOON, max_minutes_per_day=2.0) is not None
+    assert resting(tmp_path, NOON, max_bytes_per_month=1000) is not None
+    assert resting(tmp_path, NOON.replace(day=30), max_minutes_per_day=2.0) is None
+
+
+def test_a_clock_that_was_years_ahead_keeps_nobody_out_until_then(tmp_path):
+    note_use(tmp_path, 600, 130.0, NOON.replace(year=2040))
+    assert resting(tmp_path, max_minutes_per_day=2.0) is None
+
+
 def test_a_damaged_file_of_use_counts_as_none(tmp_path):
     (tmp_path / conditions.USE_FILE).write_text('{"month": 3}')
     assert resting(tmp_path, max_minutes_per_day=2.0) is None

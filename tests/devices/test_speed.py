@@ -19,9 +19,11 @@ def measured(monkeypatch):
     """The speeds that are measured, one after the other, and how often that was."""
     calls = []
 
-    def measure():
+    def measure(seconds=None):
         calls.append(len(calls))
         return 1e9 * (1 + calls[-1])
+
+    monkeypatch.setattr(speed, "_can_look", lambda: False)
 
     monkeypatch.setattr(speed, "measure", measure)
     return calls
@@ -78,3 +80,24 @@ def test_where_training_happens_elsewhere_nothing_is_measured(tmp_path, measured
 
 def test_where_nothing_can_be_kept_the_report_is_made_all_the_same(measured):
     assert with_speed(REPORT, {}, Path("/proc/nowhere")).flop_per_s == 1e9
+
+
+@pytest.mark.parametrize(
+    ("measured", "found", "times"),
+    [
+        ([0.7e9], 1e9, 1),  # less than a third slower
+        ([0.6e9, 0.95e9], 1e9, 2),  # for a moment only
+        ([0.6e9, 0.5e9], 0.5e9, 2),
+        ([1.3e9], 1e9, 1),
+        ([1.5e9, 1.4e9], 1.4e9, 2),
+    ],
+)
+def test_it_is_measured_again_when_it_has_changed_by_a_third(tmp_path, monkeypatch, measured, found, times):
+    monkeypatch.setattr(speed, "measure", lambda: 1e9)
+    assert with_speed(REPORT, {}, tmp_path).flop_per_s == 1e9
+    left = list(measured)
+    monkeypatch.setattr(speed, "measure", lambda seconds=None: left.pop(0))
+    monkeypatch.setattr(speed, "_can_look", lambda: True)
+    assert with_speed(REPORT, {}, tmp_path).flop_per_s == found
+    assert len(measured) - len(left) == times
+    assert Speed.load(tmp_path).flop_per_s == found

@@ -15,6 +15,7 @@ from tests.small_run import changed_reply, same_bits, simulated_grid
 from tests.tasks.text_files import SEP, make_tokenizer, write_lines
 from wildflower.cli.plan import PlanError, make_plan
 from wildflower.client_app.app import app as client
+from wildflower.devices.conditions import Rest
 from wildflower.messages.flower_records import read_records
 from wildflower.messages.orders import DataAnswer, Score, parse
 from wildflower.messages.packing import MessageError
@@ -675,3 +676,16 @@ def test_what_was_agreed_and_is_damaged_is_told_in_plain_words(tmp_path):
     (tmp_path / "agreed.json").write_text("{}")
     with pytest.raises(JournalError, match=r"agreed\.json cannot be read: the key 'form' is missing$"):
         read_agreed(tmp_path)
+
+
+def test_where_all_devices_rest_they_are_asked_again_what_their_data_are(tmp_path, monkeypatch):
+    """By day nobody looks at its folder; the server waits for as long as the first of them says."""
+    npz_devices(tmp_path)
+    grid, slept = nodes_over(tmp_path), []
+    monkeypatch.setattr("wildflower.server_app.own_agreement.time.sleep", slept.append)
+    by_day = Rest("hours = 22:00-06:00, and it is 12:00 there", 7200.0)
+    monkeypatch.setattr("wildflower.client_app.work.resting", lambda config: None if slept else by_day)
+    config = own_config(tmp_path, rounds=1)
+    run_dir = run(grid, config)
+    assert slept == [7200.0]
+    assert read_rounds(run_dir)[0].devices_replied == DEVICES

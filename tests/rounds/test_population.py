@@ -564,12 +564,12 @@ def test_where_all_rest_the_round_waits_for_the_first(clock, caplog):
     assert "All devices that could be asked rest, until" in caplog.text
 
 
-def test_a_device_that_says_with_its_update_that_it_rests_is_left_out_of_the_next_round(clock):
+def test_a_device_that_says_with_its_update_that_it_rests_is_asked_nothing_more(clock):
     grid, population = InProcessGrid(resting_client({}), 2, config), connected()
     assert sample(population, grid) == [0, 1]
     report = DeviceReport("pi", memory_total_bytes=10, memory_available_bytes=5, resting="hot", resting_seconds=300.0)
     population.replied(0, report)
-    assert population.connected(grid, [0, 1]) == [0, 1]  # the rest of this round
+    assert population.connected(grid, [0, 1]) == [1]
     assert population.everyone(grid) == [1]
     assert sample(population, grid) == [1]
 

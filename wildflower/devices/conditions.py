@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from wildflower.devices.resource_report import DeviceReport
 USE_FILE = "use.json"
 AGAIN_SECONDS = 300.0  # after which it is looked again whether a device is charging, idle, cool or at another network
 BUSY_PERCENT, LOOK_SECONDS = 30.0, 0.5  # of all CPUs, so long before a message: a device that is busier is not idle
+LONGEST_STEP_BACK = timedelta(days=2)  # of a clock; one that was further ahead was wrong then
 MODEMS = ("wwan", "ppp", "rmnet")  # how network interfaces over a mobile network begin
 
 
@@ -43,12 +44,19 @@ class Use:
 
     @classmethod
     def load(cls, folder: Path, now: datetime) -> Use:
-        """Return what a state folder holds of this month and day; a file that is damaged is worth no more than none."""
+        """Return what a state folder holds of this month and day; a file that is damaged is worth no more than none.
+
+        A clock that goes back, as that of a board without a battery does, gives no new day: up to two days the day of
+        before goes on.
+        """
         new = cls(f"{now:%Y-%m}", f"{now:%Y-%m-%d}")
         try:
             kept = checked(cls, json.loads((folder / USE_FILE).read_text()), USE_FILE)
+            ahead = datetime.fromisoformat(kept.day) - datetime.fromisoformat(new.day)
         except (OSError, ValueError):
             return new
+        if timedelta(0) < ahead <= LONGEST_STEP_BACK:
+            return kept
         return cls(
             new.month,
             new.day,

@@ -1,4 +1,4 @@
-"""The speed of a device's training: measured once by a short training, and kept in its state folder.
+"""The speed of a device's training: measured by a short training, kept in its state folder, and looked after.
 
 A round's training time is predicted as its floating point operations over this figure. It is that of convolutions of
 middling width; layers of few channels, and other layers, reach less of it.
@@ -7,6 +7,7 @@ middling width; layers of few channels, and other layers, reach less of it.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 FILE = "speed.json"
 OLDEST_SECONDS = 30 * 24 * 3600.0  # after which it is measured again: systems and libraries are updated
 WARM_UP_SECONDS, MEASURED_SECONDS = 0.05, 0.25  # of a container with a CPU quota this is more than two of its periods
+LOOK_SECONDS = 0.1  # of a shorter measurement, which says whether another is worth its time
+CHANGE = 1 / 3  # of the speed, after which it is another: a board that has grown hot, or has other work
 BATCH, CHANNELS, SIDE, KERNEL = 16, 32, 16, 3  # of the convolution; its tensors have half a megabyte each
 
 
@@ -51,7 +54,9 @@ class Speed:
 
 
 def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path) -> DeviceReport:
-    """Return the report with the speed of training: as the owner wrote it down, or as measured here once.
+    """Return the report with the speed of training: as the owner wrote it down, or as measured here.
+
+    In a process that has PyTorch loaded, and so works, a kept speed is compared with a short measurement.
 
     Args:
         report: of this machine.
@@ -71,14 +76,34 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
     speed = Speed.load(folder)
     # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
     if speed is None or speed.machine != machine or not 0 <= now - speed.measured_at <= OLDEST_SECONDS:
-        speed = Speed(min(measure(), MAX_FLOP_PER_S), now, machine)
-        with suppress(OSError):  # a full disk must not cost the device its work; the next report measures again
-            speed.save(folder)
+        speed = _kept(measure(), now, machine, folder)
+    elif _can_look() and _differs(measure(LOOK_SECONDS), speed) and _differs(measured := measure(), speed):
+        speed = _kept(measured, now, machine, folder)
     return replace(report, flop_per_s=speed.flop_per_s, speed_age_seconds=max(0.0, now - speed.measured_at))
 
 
-def measure() -> float:
-    """Return the operations per second of training, on the GPU where PyTorch has one; takes a third of a second."""
+def _kept(flop_per_s: float, now: float, machine: str, folder: Path) -> Speed:
+    speed = Speed(min(flop_per_s, MAX_FLOP_PER_S), now, machine)
+    with suppress(OSError):  # a full disk must not cost the device its work; the next report measures again
+        speed.save(folder)
+    return speed
+
+
+def _can_look() -> bool:
+    """Whether a short measurement loads neither PyTorch nor CUDA, which would take far longer than it."""
+    if "torch" not in sys.modules:
+        return False
+    import torch
+
+    return not torch.cuda.is_available() or torch.cuda.is_initialized()
+
+
+def _differs(flop_per_s: float, speed: Speed) -> bool:
+    return abs(flop_per_s - speed.flop_per_s) > CHANGE * speed.flop_per_s
+
+
+def measure(seconds: float = MEASURED_SECONDS) -> float:
+    """Return the operations per second of training, on the GPU where PyTorch has one."""
     import torch  # not small, and `wildflower --help` does without it
 
     on_gpu = torch.cuda.is_available()
@@ -91,7 +116,7 @@ def measure() -> float:
     while time.perf_counter() - start < WARM_UP_SECONDS:
         _step(layer, inputs)
     start = time.perf_counter()
-    while time.perf_counter() - start < MEASURED_SECONDS or not steps:
+    while time.perf_counter() - start < seconds or not steps:
         _step(layer, inputs)
         steps += 1
     return steps * flops / (time.perf_counter() - start)

@@ -33,6 +33,11 @@ REST_POLL_SECONDS = 5.0
 ASKED_BEFORE = 100  # nodes that are asked before the first round what their devices can spend
 
 
+def rest_seconds(told: float) -> float:
+    """Return how long a device is not asked that takes no part for as long as it has told."""
+    return min(max(told, LEAST_REST_SECONDS), LONGEST_REST_SECONDS)
+
+
 @dataclass
 class _Known:
     node: int
@@ -182,8 +187,7 @@ class ConnectedDevices(Population):
         if node not in self._rests and report.resting != self._told_rests.get(device):
             log(INFO, "Device %s takes no part now: %s", device, report.resting)
         self._told_rests[device] = report.resting
-        seconds = min(max(report.resting_seconds or 0.0, LEAST_REST_SECONDS), LONGEST_REST_SECONDS)
-        self._rests[node] = time.monotonic() + seconds
+        self._rests[node] = time.monotonic() + rest_seconds(report.resting_seconds or 0.0)
 
     def _wait_for_the_first(self, grid: Grid) -> None:
         """Where every node is still busy with an earlier round, wait until one answers."""
@@ -244,8 +248,10 @@ class ConnectedDevices(Population):
 
     @override
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
-        """Those whose node is known and online, and not left working at a deadline."""
-        online = set(grid.get_node_ids()) - self.busy - self.at_work - self._quarantine.held.keys()
+        """Those whose node is known and online, not left working at a deadline, and whose owner lets it take part."""
+        now = time.monotonic()
+        resting = {node for node, end in self._rests.items() if now < end}
+        online = set(grid.get_node_ids()) - self.busy - self.at_work - self._quarantine.held.keys() - resting
         return [device for device in devices if device in self._known and self._known[device].node in online]
 
     @override

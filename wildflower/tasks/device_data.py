@@ -146,6 +146,7 @@ class Summary(_Said):
         cut_texts: how many of both kinds of examples are texts that were longer than the limit, and were cut.
         remarks: what was left out of its folder, and what is seldom meant.
         problem: why its data cannot take part; "" where they can.
+        resting_seconds: until it is worth asking again, where its owner lets it take no part now, and looks at nothing.
     """
 
     device: Claimed
@@ -157,6 +158,7 @@ class Summary(_Said):
     cut_texts: Claimed = 0
     remarks: Annotated[tuple[Remark, ...], Field(max_length=MAX_REMARKS)] = ()
     problem: Annotated[str, Field(max_length=MAX_PROBLEM_LETTERS)] = ""
+    resting_seconds: Positive | None = None
 
 
 class Agreed(_Said):
