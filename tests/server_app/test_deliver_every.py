@@ -11,9 +11,9 @@ from flwr.app import Message
 
 from tests.small_run import METHODS, connected_grid, small_config
 from wildflower.client_app.delivered import CURRENT, program_in, score_of, version_of
-from wildflower.messages.delivery import Delivery
+from wildflower.messages.delivery import Delivered, Delivery
 from wildflower.messages.programs import read_program
-from wildflower.messages.wire import from_records
+from wildflower.messages.wire import from_records, to_records
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.rounds.hooks import RoundHook
 from wildflower.server_app.app import build, run
@@ -39,6 +39,7 @@ def state_of(grid, node):
     return Path(grid.contexts[node].node_config["state-dir"])
 
 
+@pytest.mark.thorough
 def test_every_k_rounds_the_devices_of_the_round_get_the_newest_models(tmp_path):
     grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"delivery.every": 2, "local-steps": 4})
     run_dir = run(grid, config)
@@ -143,9 +144,8 @@ def test_a_device_without_the_library_says_so_and_goes_on_with_its_model(tmp_pat
     assert "needs onnxruntime" in said[0].why
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=() if m == "local" else pytest.mark.thorough) for m in PERSONAL]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", PERSONAL)
 def test_a_personal_model_becomes_the_devices_own_and_does_not_travel(method, tmp_path):
     grid = connected_grid(3, tmp_path)
     changes = {**METHODS[method], "delivery.every": 2, "rounds": 2, "below-smallest": "smallest", "local-steps": 4}
@@ -172,6 +172,24 @@ def _arrays_of_deliveries(reply: Message) -> int:
     return len(list(reply.content.array_records)) if reply.metadata.message_type == "query.delivery" else 0
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("changed", [{"run": "another"}, {"device": 2}, {"version": "9-0123456789ab"}])
+def test_an_answer_to_another_delivery_is_not_believed(changed, tmp_path, caplog):
+    grid, config = connected_grid(3, tmp_path), config_of(tmp_path, **{"delivery.every": 1, "rounds": 1})
+
+    def tamper(reply):
+        if reply.metadata.message_type == "query.delivery" and reply.metadata.src_node_id == 1:
+            answer, _ = from_records(Delivered, reply.content)
+            reply.content = to_records(answer.model_copy(update=changed))
+        return reply
+
+    grid.tamper = tamper
+    run_dir = run(grid, config)
+    assert sorted(read_delivered(run_dir)) == [1, 2]
+    assert "did not reach device 0: it speaks of another delivery" in caplog.text
+
+
+@pytest.mark.thorough
 def test_a_device_that_has_not_trained_has_no_personal_model(tmp_path):
     grid = connected_grid(3, tmp_path)
     config = config_of(tmp_path, **{"strategy": "local", "delivery.every": 1, "devices-per-round": 1, "rounds": 1})
