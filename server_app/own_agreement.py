@@ -47,7 +47,7 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
         seconds = rest_seconds(min(rests))
         log(INFO, "All devices rest: they are asked again what their data are in %.0f s", seconds)
         time.sleep(seconds)
-        nodes = wait_for_nodes(grid, least, WAIT_SECONDS)
+        nodes = wait_for_nodes(grid, 1, WAIT_SECONDS)
     return _own_data(said, declared, config, spec, test)
 
 
