@@ -44,6 +44,7 @@ from wildflower.client_app.admission import (
     waiting_for_lease,
 )
 from wildflower.client_app.server_clock import clock_trouble
+from wildflower.client_app.signed_app import taking_submitted, verifying
 from wildflower.devices.instance import draw_instance
 from wildflower.messages.retries import retry_closed_connections
 
@@ -226,7 +227,9 @@ def main() -> None:
     setattr(fleet_http_connection, "flwr_exit", leaving_in_words(leave, options.superlink, ends))  # noqa: B010
     started: list[subprocess.Popen[Any]] = []  # none with --isolation process
     setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
-    start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message, started)
+    pull = taking_submitted(start_client_internal._pull_and_store_message)
+    start_client_internal._pull_and_store_message = letting_go(pull, started)
+    setattr(start_client_internal, "_verify_fab", verifying(start_client_internal._verify_fab))  # noqa: B010
     expired = InMemoryNodeState._on_task_tokens_expired
     setattr(InMemoryNodeState, "_on_task_tokens_expired", answering_for_killed(expired))  # noqa: B010
     try:

@@ -49,6 +49,7 @@ starts a systemd service that restarts when it ends. Run as root.
   --key FILE             the node's private key: nodes/NAME of deploy/certs --add-node NAME; its .pub must be enrolled
   --bandwidth HOST:PORT  the bandwidth service, with --token FILE
   --token FILE           bandwidth.token of deploy/certs
+  --trusted FILE         trusted.yaml of deploy/certs: run only apps that app.key has signed (wildflower run --sign)
   --data-dir FOLDER      where the device's data lie
   --memory-max SIZE      the most memory that the service may have, such as 3G or 80% (systemd's MemoryMax)
   --cpu-quota PERCENT    the most CPU that it may have, 100% for each core (systemd's CPUQuota)
@@ -81,7 +82,7 @@ synchronize_time() {
 text() { printf '%s=\\"%s\\"' "$1" "$2"; }
 
 main() {
-    local superlink='' device='' ca='' key='' bandwidth='' token='' data='' task=install
+    local superlink='' device='' ca='' key='' bandwidth='' token='' trusted='' data='' task=install
     dry_run='' torch_index='' gpu_python='' prebuilt='' memory_max='' cpu_quota='' nice=10
     while [ $# -gt 0 ]; do
         case $1 in
@@ -97,6 +98,7 @@ main() {
             --key) key=$2 ;;
             --bandwidth) bandwidth=$2 ;;
             --token) token=$2 ;;
+            --trusted) trusted=$2 ;;
             --data-dir) data=$2 ;;
             --torch-index) export torch_index=$2 ;;
             --gpu-python) gpu_python=$2 ;;
@@ -126,6 +128,7 @@ main() {
     grep -q 'PRIVATE KEY' "$key" || stop "--key '$key' is no private key: it is the file without .pub"
     [ -z "$bandwidth$token" ] || [ -r "$token" ] || stop "--bandwidth needs --token FILE"
     [ -z "$token" ] || [[ $bandwidth =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--token needs --bandwidth HOST:PORT"
+    [ -z "$trusted" ] || [ -r "$trusted" ] || stop "--trusted '$trusted': no such file"
     [ -z "$data" ] || [[ $data =~ ^/[^[:space:]%\"\\]+$ ]] || stop "--data-dir '$data': expected a whole path"
     [ -z "$data" ] || [ -d "$data" ] || stop "--data-dir '$data': no such folder"
     [[ -z $memory_max || $memory_max =~ ^[1-9][0-9]*[KMG%]$ ]] || stop "--memory-max '$memory_max': expected such as 3G or 80%"
@@ -147,6 +150,7 @@ main() {
     act install --owner=root --group=wildflower --mode=0640 "$ca" "$keys/ca.crt"
     act install --owner=root --group=wildflower --mode=0640 "$key" "$keys/node.key"
     [ -z "$token" ] || act install --owner=root --group=wildflower --mode=0640 "$token" "$keys/bandwidth.token"
+    [ -z "$trusted" ] || act install --owner=root --group=wildflower --mode=0640 "$trusted" "$keys/trusted.yaml"
 
     local config
     config="partition-id=$device num-partitions=$((device + 1)) $(text state-dir "$state") $(text kind "$(board_kind /proc/device-tree)")"

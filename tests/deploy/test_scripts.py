@@ -178,6 +178,31 @@ def test_a_unit_has_only_what_its_systemd_knows(secrets, tmp_path, release, know
     assert ("OOMPolicy=continue" in text) is knows
 
 
+@pytest.mark.parametrize("board", ["raspberry-pi", "jetson"])
+def test_a_device_runs_signed_apps_only_where_it_is_told(secrets, board):
+    assert "trusted-entities" not in script(f"{board}/install", *usual(secrets))[1]
+    code, text = script(f"{board}/install", *usual(secrets), "--trusted", secrets / "trusted.yaml")
+    assert code == 0, text
+    assert f"--mode=0640 {secrets}/trusted.yaml /etc/wildflower/trusted.yaml" in text
+    assert "node.key --trusted-entities /etc/wildflower/trusted.yaml " in text
+    code, text = script(f"{board}/install", *usual(secrets), "--trusted", secrets / "none.yaml")
+    assert (code, "no such file" in text) == (1, True)
+
+
+def test_the_key_that_signs_apps_is_made_once(secrets, tmp_path):
+    assert stat.S_IMODE((secrets / "app.key").stat().st_mode) == 0o600
+    code, text = script("certs", "--out", secrets, "--app-key")
+    assert (code, "app.key exists already" in text) == (1, True)
+    older = tmp_path / "older"
+    shutil.copytree(secrets, older)
+    (older / "app.key").unlink()
+    code, text = script("certs", "--out", older, "--app-key")
+    assert code == 0, text
+    known = (older / "trusted.yaml").read_text()
+    assert known.startswith('wildflower-app: "ssh-ed25519 ')
+    assert known != (secrets / "trusted.yaml").read_text()
+
+
 def test_an_owner_limits_what_a_node_takes(secrets):
     limits = ["--memory-max", "1500M", "--cpu-quota", "150%", "--nice", "15"]
     code, text = script("raspberry-pi/install", *usual(secrets), *limits)

@@ -1,5 +1,6 @@
 """`wildflower run`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,9 @@ def run(
     ] = None,
     root_certificates: RootCertificates = None,
     insecure: Insecure = False,
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="Sign the app, for devices that run signed apps only: app.key.")
+    ] = None,
 ) -> None:
     """Run an experiment and write its report: on devices simulated here, or with --superlink on real ones.
 
@@ -33,7 +37,7 @@ def run(
 
     deployment = None
     if superlink is not None:
-        deployment = deployment_at(superlink, root_certificates, insecure)
-    elif insecure or root_certificates is not None:
-        raise UserError("--root-certificates and --insecure belong to --superlink HOST:PORT")
+        deployment = replace(deployment_at(superlink, root_certificates, insecure), sign=sign)
+    elif insecure or root_certificates is not None or sign is not None:
+        raise UserError("--root-certificates, --insecure and --sign belong to --superlink HOST:PORT")
     raise typer.Exit(run_experiment(experiment, overrides or [], app_dir, terminal(), deployment))

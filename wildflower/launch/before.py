@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A SuperLink with real devices: its address, and the certificate to trust (None: without TLS)."""
+    """A SuperLink with real devices: its address, and the certificate to trust (None: without TLS).
+
+    sign: the key that signs the app of a run; None where it is not signed.
+    """
 
     address: str
     root_certificates: Path | None
+    sign: Path | None = None
 
 
 def check_start(config: RunConfig, run_dir: Path, deployment: Deployment | None) -> None:

@@ -27,6 +27,7 @@ from wildflower.launch.experiment_file import SettingsError, beside, place, reso
 from wildflower.launch.following import follow, follow_process
 from wildflower.launch.forked_server import local_server, prepare_to_fork, told_later
 from wildflower.launch.showing import progress, summary_table
+from wildflower.launch.signing import sign
 from wildflower.launch.starting import loading_modules
 from wildflower.launch.superlink import FlowerError, SuperLink, connected, stop_signals_interrupt, superlink
 from wildflower.plugins.beside import APP
@@ -132,8 +133,10 @@ def _run(
             config_file = flower.folder / "config.toml"
             config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
             app = app_dir
-            if modules or is_reference(config.strategy):
+            if modules or is_reference(config.strategy) or (deployment and deployment.sign):
                 app = make_bundle(app_dir, flower.folder / "app", config.strategy, modules)
+            if deployment and deployment.sign:
+                sign(app, deployment.sign)
             run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
             if deployment is not None:
                 stack.enter_context(_stopped_when_interrupted(flower, run_id))
