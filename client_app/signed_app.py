@@ -76,10 +76,10 @@ def is_signed(app: bytes, trusted: Mapping[str, str]) -> bool:
     return False
 
 
-def verifying(flowers: Callable[[Any, Mapping[str, str]], bool]) -> Callable[[Any, Mapping[str, str]], bool]:
+def verifying(flowers: Callable[[Any, dict[str, str]], bool]) -> Callable[[Any, dict[str, str]], bool]:
     """Return Flower's check of an app, which also takes an app that holds its own signature."""
 
-    def verify(fab: Any, trusted: Mapping[str, str]) -> bool:
+    def verify(fab: Any, trusted: dict[str, str]) -> bool:
         return flowers(fab, trusted) or is_signed(fab.content, trusted)
 
     return verify
