@@ -7,6 +7,7 @@ which widths they are a product, and an architecture is priced by playing back w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from wildflower.models.traced.graph import Graph
 
 aten = torch.ops.aten
 COUNTED = {**flop_registry, **{name: shape_wrapper(count) for name, count in ATTENTION_ON_CPUS.items()}}
-FIRST_PRIME = 1_000_003  # larger than what else is multiplied
+FIRST_PRIME = 1_000_003
+MAX_INPUTS = 64  # to a group of a convolution
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,13 @@ class Factors:
             while value >= FIRST_PRIME and value % size == 0:
                 value //= size
                 found.append(terms)
-        for terms in found if value >= FIRST_PRIME else ():
-            more, rest = divmod(value, self.known[terms])
-            if (
-                len(terms) == 1 and max(more, rest) < FIRST_PRIME
-            ):  # such as PyTorch's count of a convolution with groups
-                return Product(1, (*found, ((more, *terms[0][1:]), (rest,))))
+        # PyTorch's count of a grouped convolution's way back is k w (1 + i w), of i inputs to a group. Other
+        # large numbers are constants, such as pixels of a batch times those of a kernel.
+        widths = [terms for terms in found if len(terms) == 1] if value >= FIRST_PRIME else []
+        for terms, inputs in itertools.product(widths, range(1, MAX_INPUTS + 1)):
+            factor, rest = divmod(value, inputs * self.known[terms] + 1)
+            if not rest:
+                return Product(1, (*found, ((factor * inputs, *terms[0][1:]), (factor,))))
         return Product(value, tuple(found))
 
 

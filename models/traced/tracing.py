@@ -36,9 +36,6 @@ class _Logits(nn.Module):
         return getattr(answer, "logits", answer)
 
 
-OF_OTHERS = ("/torch/", "/wildflower/", "/models/traced/", "<frozen", "<eval")  # files that are no user's
-
-
 @dataclass
 class Traced:
     """A module's graphs and the tensors that they read.

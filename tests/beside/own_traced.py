@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from wildflower.models.family import make_family
+
 
 class Dense(nn.Module):
     """Branches of one stream, each a layer of its own."""
@@ -287,3 +289,9 @@ class Placed(nn.Module):
 
     def forward(self, x):
         return self.head((self.patches(x).flatten(2).transpose(1, 2) + self.positions(torch.arange(4))).relu().mean(1))
+
+
+def described(spec, input_shape, classes):
+    """Return the whole network of a built-in family as a module."""
+    family = make_family({**spec, "input_shape": list(input_shape), "classes": classes})
+    return family.build(family.full())

@@ -193,6 +193,12 @@ def test_a_price_is_that_of_a_step_that_is_followed(name, accumulates):
     assert _recorded(family, (), 6, accumulates=accumulates) is not None
 
 
+@pytest.mark.parametrize("name", ["Residual", "Separable"])
+def test_large_batches_are_priced_from_one_step_too(name):
+    """Pixels of a batch times those of a kernel are more than the primes that stand for widths."""
+    assert _recorded(family_of(name), (), 2000, accumulates=False) is not None
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
