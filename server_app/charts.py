@@ -17,7 +17,8 @@ POINTS_WITH_MARKS = 40
 FEW_ROUNDS = 8  # of which each has its tick
 OUTLIER = 4  # times what a usual line reaches: a line beyond that is cut off
 SKEWED = 10  # times as far as another line goes: the axis is logarithmic
-BAND_SPACE = 0.75  # of the range of all lines, above and below them
+BAND_SPACE = 0.75  # of the range of all lines: the most of a band that is shown above and below them
+EDGE = 0.06  # of the range of all lines: what is left free above and below
 MAX_TICKS = 20  # below the columns of a map
 TICKS: dict[Format, dict[str, Any]] = {
     percent: {"tickformat": ",.3~%"},
@@ -161,12 +162,19 @@ def line_chart(
     if beyond:
         layout["yaxis"]["range"] = [min(0.0, *ys), top]
     elif any(line.band for line in drawn) and max(ys) > min(ys):
-        # A wide band does not flatten the lines.
-        low, space = 0.0 if from_zero else min(ys), BAND_SPACE * (max(ys) - min(ys))
-        layout["yaxis"]["range"] = [low if from_zero else low - space, max(ys) + space]
+        layout["yaxis"]["range"] = _with_bands(drawn, ys, from_zero=from_zero)
     if _is_skewed(drawn):
         layout["xaxis"] |= {"type": "log"}
     return Chart(title, traces, layout, legend=legend, note=note, constant=_constant(drawn, y_format))
+
+
+def _with_bands(lines: Sequence[Line], ys: Sequence[float], *, from_zero: bool) -> list[float]:
+    """Return the ends of an axis that shows all lines, and of their bands what does not flatten the lines."""
+    bands = [y for line in lines if line.band for end in line.band for y in end if y is not None and math.isfinite(y)]
+    height = max(ys) - min(ys)
+    low = max(min(ys) - BAND_SPACE * height, min([*bands, *ys]) - EDGE * height)
+    high = min(max(ys) + BAND_SPACE * height, max([*bands, *ys]) + EDGE * height)
+    return [0.0 if from_zero else low, high]
 
 
 def _band(line: Line, color: str) -> dict[str, Any]:

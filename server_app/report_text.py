@@ -74,7 +74,8 @@ def _is_it_good(summary: Summary, baseline: tuple[str, float] | None) -> list[st
     if len(by_tier) > 1 and summary.worst_tier is not None:
         best = max(by_tier, key=lambda tier: scale.rank(by_tier[tier]))
         sentences.append(
-            f"Devices of {best} get the best models ({text(by_tier[best])}), those of {summary.worst_tier} the worst."
+            f"Devices of tier {best} get the best models ({text(by_tier[best])}), those of {summary.worst_tier} the "
+            "worst."
         )
     if summary.devices_without_model:
         sentences.append(f"{counted(summary.devices_without_model, 'device')} get no model at all, and count so.")
@@ -103,8 +104,8 @@ def _what_next(
         if config.get("deliver") == "largest":
             told.append('Give every device the best model that fits it and not the largest: deliver = "best".')
         told.append(
-            f"Give devices of {worst} more memory, or compare with one model that all devices can train: strategy = "
-            '"one-model".'
+            f"Give devices of tier {worst} more memory, or compare with one model that all devices can train: strategy "
+            '= "one-model".'
         )
     told.append("One seed tells little: wildflower sweep EXPERIMENT.toml --seeds 1-3 repeats the run with three.")
     return told

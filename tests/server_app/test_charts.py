@@ -55,6 +55,12 @@ def test_a_wide_band_does_not_flatten_the_lines():
     ]
 
 
+def test_a_narrow_band_leaves_no_empty_space_around_the_lines():
+    line = Line("a", [1, 2], [0.5, 0.7], band=([0.4, 0.6], [0.6, 0.8]))
+    low, high = line_chart("t", [line], x_label="round").layout["yaxis"]["range"]
+    assert (low, high) == (pytest.approx(0.388), pytest.approx(0.812))
+
+
 def test_what_never_changes_is_told_in_words():
     flat = Line("a", [1, 2], [10, 10])
     assert line_chart("t", [flat], x_label="round").constant == "10"

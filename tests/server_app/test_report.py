@@ -124,11 +124,11 @@ def test_the_page_says_what_happened_whether_that_is_good_and_what_to_try(tmp_pa
         # Means of the last two evaluations: 0.38 delivered, 0.475 and 0.19 by tier. Six of ten examples are of class a.
         "The model that a device would be given now has accuracy 38 % on average over all devices.",
         "That is no more than the baseline: always the commonest class would have 60 %.",
-        "Devices of large get the best models (47.5 %), those of small the worst.",
+        "Devices of tier large get the best models (47.5 %), those of small the worst.",
         "33 % of the trainings were missed, most often so: late",
         "The score was still rising at the end: try more rounds (rounds = 20).",
         'Give every device the best model that fits it and not the largest: deliver = "best".',
-        "Give devices of small more memory, or compare with one model that all devices can train: strategy = "
+        "Give devices of tier small more memory, or compare with one model that all devices can train: strategy = "
         '"one-model".',
         "One seed tells little: wildflower sweep EXPERIMENT.toml --seeds 1-3 repeats the run with three.",
     ]
