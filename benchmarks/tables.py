@@ -13,10 +13,15 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_between(file: Path, name: str, text: str) -> str:
     """Replace what stands between a file's two marks of a name by a text, which is returned.
 
+    If the file has a page details.md beside it which has the marks, the text goes there.
+
     Raises:
-        ValueError: the file does not have both marks.
+        ValueError: neither has both marks.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    details = file.with_name("details.md")
+    if details.is_file() and begin in details.read_text():
+        file = details
     before, mark, rest = file.read_text().partition(begin)
     if not mark or end not in rest:
         raise ValueError(f"{file}: no marks {begin} and {end}")
