@@ -315,7 +315,7 @@ def _check_private(config: RunConfig, need: Need) -> None:
 
 
 def _check_secure(config: RunConfig, need: Need) -> None:
-    """What the server cannot do without seeing updates by themselves, or what would show them (docs/privacy.md)."""
+    """What needs single updates, or would show them (docs/secure-aggregation.md)."""
     with_it = "does not go with secure-aggregation"
     need(
         config.aggregation.rule == "mean",

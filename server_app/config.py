@@ -199,7 +199,7 @@ class RunConfig(Params):
     hooks: str = Field(
         "",
         description='What is done beside every round, such as "my_hooks:EarlyStop(patience = 5), other:PerLayerNorms" '
-        "(docs/extending.md)",
+        "(docs/hooks.md)",
     )
     widths: Numbers = Field(
         (1.0, 0.5, 0.25, 0.125, 0.0625), description="Candidate widths; a device gets the widest that fits"

@@ -197,7 +197,7 @@ class SecureAggregation(Params):
     minimum: Annotated[int, Field(ge=0, le=1000)] = Field(
         0,
         description="Smallest number of devices whose sum the server may see, as under secure aggregation it sees sums "
-        f"only, {MIN_MEMBERS} at least, such as 5; smaller groups are left out. 0: off (docs/privacy.md)",
+        f"only, {MIN_MEMBERS} at least, such as 5; smaller groups are left out. 0: off (docs/secure-aggregation.md)",
     )
 
     @property

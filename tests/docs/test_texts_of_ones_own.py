@@ -1,4 +1,4 @@
-"""docs/tasks.md: the example file and the experiment for texts of one's own do what the page says."""
+"""docs/data-files.md: the example file and the experiment for texts of one's own do what the page says."""
 
 import re
 import tomllib
@@ -11,8 +11,9 @@ from wildflower.server_app.config import RunConfig
 from wildflower.tasks.task import TASKS, TaskSpec, load_task
 from wildflower.tasks.tokens import TextArguments
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("### Texts of your own")[2]
+PAGE = (Path(__file__).parents[2] / "docs" / "data-files.md").read_text(encoding="utf-8")
+TASKS_PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## Texts of your own")[2]
 LINES, EXPERIMENT, SILOS = re.findall(r"```(?:json|toml)\n(.*?)```", SECTION, re.DOTALL)
 
 
@@ -39,5 +40,5 @@ def test_the_tables_have_every_argument() -> None:
     for kind in TASKS.values():
         of_texts = kind.arguments is not None and issubclass(kind.arguments, TextArguments)
         for name in kind.arguments.model_fields if kind.arguments else ():
-            assert f"`{name}" in (PAGE.partition("## Texts")[2] if of_texts else PAGE), name
+            assert f"`{name}" in (TASKS_PAGE + SECTION if of_texts else TASKS_PAGE + PAGE), name
     assert {"tokenizer", "max_tokens"} == set(TextArguments.model_fields)

@@ -1,4 +1,4 @@
-"""What docs/your-model.md says is done as written, with the real client in one process, and trains."""
+"""What docs/your-model.md and levels.md say is done as written, with the real client in one process, and trains."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/your-model.md").read_text()
+PAGE = (ROOT / "docs/your-model.md").read_text() + (ROOT / "docs/levels.md").read_text()
 BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"`(mine/\w+\.(?:py|toml))`")
 
@@ -76,4 +76,4 @@ def test_the_page_is_typed_as_written(written):
     # All in one process, which is what takes long to start; what a page says to write before a run is there by then.
     said, log = done(folder, "-c", RUN, json.dumps(runs))
     assert [line.split() for line in said.splitlines()] == [["3", "4", "network"]] * 4
-    assert "10 of 12 tensors; drawn at random: head.weight, head.bias" in log
+    assert "8 of 10 tensors; drawn at random: head.weight, head.bias" in log

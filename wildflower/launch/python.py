@@ -95,7 +95,7 @@ def run(
         metric: a function of outputs and labels that returns a number for each example, or their mean; the higher the
             better. Or the name of a metric, such as "f1".
         levels: the arguments of the model's sizes, smallest first, such as `[{"width": 8}, {"width": 16}]`.
-        hooks: what is done beside every round, such as `[EarlyStop(patience=5)]` (docs/extending.md). The run works
+        hooks: what is done beside every round, such as `[EarlyStop(patience=5)]` (docs/hooks.md). The run works
             with copies of them. A text names hooks as the key `hooks` does.
         settings: keys in place of the experiment's, with `_` for `-`: `learning_rate=0.1`. A method's own are given as
             a dict: `fedprox={"mu": 0.1}`. `strategy` may be a class; `fleet` a list of memory sizes, a dict of names

@@ -1,4 +1,4 @@
-"""Round hooks: what is optional in a round, and what users add to it beside their experiment (docs/extending.md)."""
+"""Round hooks: what is optional in a round, and what users add to it beside their experiment (docs/hooks.md)."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def dry_run_secure(method: Method) -> None:
     if told:
         raise DryRunError(
             f"secure-aggregation lets the server see sums only, and under {method.name()} every device returns "
-            f"{told[0]}: see docs/privacy.md"
+            f"{told[0]}: see docs/secure-aggregation.md"
         )
 
 
