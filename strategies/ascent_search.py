@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -77,12 +77,3 @@ class AscentSearch:
             seconds = budget.seconds(price.payload_bytes, price.payload_bytes, price.training_flops)
             shares.append(seconds / budget.round_seconds)
         return max(shares)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it keeps none."""
-        return {}
-
-    def load_state_dict(self, state: object) -> None:
-        """Check that there is nothing to restore."""
-        if state != {}:
-            raise ValueError("this search keeps no state; the checkpoint's is of another searcher")

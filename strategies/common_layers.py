@@ -8,7 +8,7 @@ from itertools import combinations
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.choice import Choice
-from wildflower.strategies.submodel import by_depth, require_one_exit
+from wildflower.strategies.exits import by_depth, require_one_exit
 
 Signature = tuple[str, tuple[int, ...]]
 """A tensor's name and shape: tensors of two architectures with equal ones are of the same layer."""

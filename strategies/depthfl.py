@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.network import MeanOfExits, Network
 from wildflower.models.weights import trained_parameters
+from wildflower.strategies.exits import ExitsMethod
 from wildflower.strategies.method import (
     Answer,
     ClientContext,
@@ -40,7 +41,7 @@ from wildflower.strategies.method import (
 from wildflower.strategies.params import CountOrZero, Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Loss, PureLoss, Regularizer, divergence
-from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, by_exit, learned, require_exits, zeros
+from wildflower.strategies.submodel import learned, zeros
 from wildflower.tasks.task import Task
 
 COPIES = 3  # of all parameters: what was received, the correction, and a gradient before there is one
@@ -118,7 +119,7 @@ class DepthFLParams(Params):
     )
 
 
-class DepthFL(SubModelMethod[DepthFLParams]):
+class DepthFL(ExitsMethod[DepthFLParams]):
     """w_l <- mean over the devices that have layer l, unweighted; layers that nobody trained are kept.
 
     With alpha, h_l <- h_l - alpha n / N (mean - w_l), n being the devices of the round that trained layer l and N all
@@ -128,14 +129,8 @@ class DepthFL(SubModelMethod[DepthFLParams]):
     params_type: ClassVar[type[Params]] = DepthFLParams
 
     def __init__(self, setup: Setup, params: DepthFLParams) -> None:
-        require_exits("depthfl", setup.family)
-        super().__init__(setup, params, by_exit(setup.family))
+        super().__init__(setup, params)
         self.h = zeros(learned(self.weights)) if params.alpha else {}
-
-    @override
-    @classmethod
-    def family_defaults(cls, params: DepthFLParams) -> dict[str, Any]:
-        return EARLY_EXITS
 
     @override
     @classmethod

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -220,8 +220,7 @@ class EvolutionSearch:
         batch_size: Of local training, which memory depends on.
         optimizer: A name of `wildflower.models.cost.OPTIMIZERS`.
         score: How good sub-networks are, such as `wildflower.strategies.predictor.Predictor.score`; None: their number
-        of
-            multiplications, the objective of a search without anything learned.
+            of multiplications, the objective of a search without anything learned.
         params: Of the evolution.
     """
 
@@ -260,12 +259,3 @@ class EvolutionSearch:
         """Return the best sub-network that was found; None: nothing that fits was found."""
         picks = evolve(self.space, self.score, lambda p: self.excess(p, budget, max_macs), rng, self.params)
         return None if picks is None else self.space.architecture(picks)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: every search begins anew."""
-        return {}
-
-    def load_state_dict(self, state: object) -> None:
-        """Check that there is nothing to restore."""
-        if state != {}:
-            raise ValueError("an evolutionary search keeps no state; this one is of another searcher")

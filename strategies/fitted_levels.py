@@ -1,10 +1,12 @@
-"""The nested levels that fit a fleet."""
+"""The nested levels that fit a fleet, and what training them costs."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
 
@@ -13,8 +15,8 @@ from numpy.typing import NDArray
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.cost import Cost
-from wildflower.strategies.nested import is_cut
+from wildflower.models.cost import FLOAT_BYTES, Cost
+from wildflower.strategies.nested import is_cut, training_cost
 from wildflower.strategies.pricing import Means
 
 
@@ -30,6 +32,19 @@ def below(family: Family, architecture: Architecture, levels: Sequence[Architect
 def are_nested(family: Family, levels: Sequence[Architecture]) -> bool:
     """Return whether any of some levels, which come largest first, lies inside another."""
     return any(below(family, level, levels) for level in levels)
+
+
+@lru_cache(maxsize=16384)
+def level_cost(
+    family: Family, architecture: Architecture, lower: tuple[Architecture, ...], batch_size: int, optimizer: str
+) -> Cost:
+    """`nested.training_cost`, and the factors of all gradients and a copy of the largest gradient."""
+    found = training_cost(family, architecture, lower, batch_size, optimizer)
+    if not lower:
+        return found
+    largest = max(math.prod(spec.shape) for spec in family.tensors(architecture).values())
+    extra_bytes = FLOAT_BYTES * (found.parameters + largest)
+    return replace(found, peak_training_memory_bytes=found.peak_training_memory_bytes + extra_bytes)
 
 
 def fitted_levels(

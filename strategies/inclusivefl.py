@@ -6,7 +6,7 @@ The types and their layers are in `wildflower.strategies.types_by_depth`, the cl
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -236,7 +236,7 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
         for tensors, name, key, _ in list(self._tensors()):
             tensors[name] = state.tensors[key]
 
-    def _tensors(self) -> list[tuple[Weights, str, str, torch.Tensor]]:
+    def _tensors(self) -> Iterator[tuple[Weights, str, str, torch.Tensor]]:
         """Where every tensor of the state lies, its name there, its name in the state, and the tensor."""
         parts = {
             "weights": self.weights,
@@ -244,9 +244,7 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
             "v": {a: adam.v for a, adam in self.adams.items()},
             "momentum": self.momentum,
         }
-        found = []
         for part, by_type in parts.items():
             for place, architecture in enumerate(self.candidates):
                 tensors = by_type.get(architecture, {})
-                found += [(tensors, name, f"{part}/{place}/{name}", value) for name, value in tensors.items()]
-        return found
+                yield from ((tensors, name, f"{part}/{place}/{name}", value) for name, value in tensors.items())

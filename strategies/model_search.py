@@ -168,10 +168,12 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
     @override
     def state(self) -> State:
         state = super().state()
-        state.values["search"] = self.searcher.state_dict()
+        if isinstance(self.searcher, PoolSearch):
+            state.values["search"] = self.searcher.state_dict()
         return state
 
     @override
     def load(self, state: State) -> None:
         super().load(state)
-        self.searcher.load_state_dict(state.values["search"])
+        if isinstance(self.searcher, PoolSearch):
+            self.searcher.load_state_dict(state.values["search"])

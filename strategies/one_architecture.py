@@ -9,9 +9,10 @@ from typing_extensions import override
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.strategies.contract_values import Setup
+from wildflower.strategies.exits import by_exit
 from wildflower.strategies.method import P
 from wildflower.strategies.pricing import fits
-from wildflower.strategies.submodel import SubModelMethod, by_exit
+from wildflower.strategies.submodel import SubModelMethod
 
 
 class OneArchitecture(SubModelMethod[P]):

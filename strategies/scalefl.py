@@ -7,7 +7,7 @@ level that it can afford, deeper exits counting for more; its early exits may al
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,10 @@ from typing_extensions import override
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
 from wildflower.models.network import Network
-from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training, Traits
+from wildflower.strategies.exits import ExitsMethod
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Training, Traits
 from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
 from wildflower.strategies.shared_losses import Loss, PureLoss, divergence
-from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, require_exits
 from wildflower.tasks.task import Task
 
 PAPER_WIDTHS = (0.7, 0.7, 0.75, 1.0)  # of exits 1 to 4
@@ -81,19 +81,15 @@ class ScaleFLParams(Params):
         return widths
 
 
-class ScaleFL(SubModelMethod[ScaleFLParams]):
+class ScaleFL(ExitsMethod[ScaleFLParams]):
     """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept."""
 
     params_type: ClassVar[type[Params]] = ScaleFLParams
 
-    def __init__(self, setup: Setup, params: ScaleFLParams) -> None:
-        require_exits("scalefl", setup.family)
-        super().__init__(setup, params, levels(setup.family, params.widths)[::-1])
-
     @override
     @classmethod
-    def family_defaults(cls, params: ScaleFLParams) -> dict[str, Any]:
-        return EARLY_EXITS
+    def cuts(cls, family: Family, params: ScaleFLParams) -> list[Architecture]:
+        return levels(family, params.widths)[::-1]
 
     @override
     @classmethod

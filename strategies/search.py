@@ -203,15 +203,6 @@ class ExactSearch:
                     found, parameters = tried, total.parameters
         return found
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the frontier follows from the space."""
-        return {}
-
-    def load_state_dict(self, state: object) -> None:
-        """Check that there is nothing to restore."""
-        if state != {}:
-            raise ValueError("an exact search keeps no state; this one is of another searcher")
-
     def _optimum(self, budget: Budget) -> int | None:
         """The last label that fits, in order of parameters."""
         segments = self._min_memory_bytes <= budget.memory_bytes

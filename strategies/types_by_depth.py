@@ -9,7 +9,7 @@ from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.choice import Choice
-from wildflower.strategies.submodel import by_depth, require_one_exit
+from wildflower.strategies.exits import by_depth, require_one_exit
 
 
 @dataclass(frozen=True)

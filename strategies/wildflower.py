@@ -9,10 +9,9 @@ trained it, and on a device its gradient is the mean over the levels that have i
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import ClassVar, Literal
 
 import torch
@@ -23,16 +22,15 @@ from typing_extensions import override
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family
-from wildflower.models.cost import FLOAT_BYTES, Cost
+from wildflower.models.cost import Cost
 from wildflower.models.network import Network
 from wildflower.models.space import Space
 from wildflower.models.weights import trained_parameters
-from wildflower.strategies.fitted_levels import are_nested, below, fitted_levels
+from wildflower.strategies.fitted_levels import are_nested, below, fitted_levels, level_cost
 from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
-from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, check_no_statistics, levels_loss, training_cost
+from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, check_no_statistics, levels_loss
 from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from wildflower.strategies.pricing import Means, in_floats
 from wildflower.strategies.shared_losses import Loss
@@ -85,19 +83,6 @@ def enlarge_gradients(context: ClientContext, model: Network, lower: Sequence[Ar
             if name in coordinates:
                 count[coordinates[name]] += 1
         parameter.register_hook(partial(torch.mul, (1 + len(lower)) / count))
-
-
-@lru_cache(maxsize=16384)
-def level_cost(
-    family: Family, architecture: Architecture, lower: tuple[Architecture, ...], batch_size: int, optimizer: str
-) -> Cost:
-    """`nested.training_cost`, and the factors of all gradients and a copy of the largest gradient."""
-    found = training_cost(family, architecture, lower, batch_size, optimizer)
-    if not lower:
-        return found
-    largest = max(math.prod(spec.shape) for spec in family.tensors(architecture).values())
-    extra_bytes = FLOAT_BYTES * (found.parameters + largest)
-    return replace(found, peak_training_memory_bytes=found.peak_training_memory_bytes + extra_bytes)
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -158,6 +143,7 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
     def __init__(self, setup: Setup, params: WildflowerParams) -> None:
         super().__init__(setup, params)
         self.widths = setup.widths
+        self.steps = self.settings.training.examples_at_once, self.settings.optimizer
         if params.levels != 1 and are_nested(self.family, self.candidates):
             check_no_statistics(self.family, self.scored_architecture, "levels of wildflower")
         self.velocity = zeros(learned(self.weights)) if params.momentum else {}
@@ -202,8 +188,7 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
         """Return what the search finds for the budgets of a fleet
         (`wildflower.strategies.fleet_search.fleet_options`)."""
-        training = self.settings.training.examples_at_once, self.settings.optimizer
-        if self.space is None or (searcher := searcher_of(self.space, self.params.criterion, *training)) is None:
+        if self.space is None or (searcher := searcher_of(self.space, self.params.criterion, *self.steps)) is None:
             return []
         rng, smallest = self.rng(6), self.space.smallest()
         order, ends = Order(0, smallest), (smallest, self.space.largest())
@@ -225,16 +210,12 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """That of the architecture and of all levels below it."""
-        return self._training_cost(architecture, below(self.family, architecture, self.candidates))
+        return level_cost(self.family, architecture, below(self.family, architecture, self.candidates), *self.steps)
 
     def price(self, architecture: Architecture, lower: Sequence[Architecture]) -> Cost:
         """The cost of an architecture if these were the levels below it, largest first."""
-        alone, training = self.cost(architecture), self._training_cost(architecture, tuple(lower))
+        alone, training = self.cost(architecture), level_cost(self.family, architecture, tuple(lower), *self.steps)
         return replace(training, download_bytes=alone.download_bytes, upload_bytes=alone.upload_bytes)
-
-    def _training_cost(self, architecture: Architecture, lower: tuple[Architecture, ...]) -> Cost:
-        batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
-        return level_cost(self.family, architecture, lower, batch_size, optimizer)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """The mean where somebody trained, and what is kept of the steps of earlier rounds there."""
@@ -259,9 +240,8 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
     @override
     def load(self, state: State) -> None:
         super().load(state)
-        levels = [Architecture.from_json(level) for level in state.values["levels"]]
-        for level in levels:
+        self.candidates = [Architecture.from_json(level) for level in state.values["levels"]]
+        for level in self.candidates:
             self.family.validate(level)
-        if not levels:
+        if not self.candidates:
             raise ValueError("the checkpoint holds no levels")
-        self.candidates = levels

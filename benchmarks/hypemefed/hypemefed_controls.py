@@ -16,7 +16,8 @@ from typing_extensions import override
 from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.strategies.hypemefed.hypemefed import HypeMeFed, HypeMeFedParams, Upload
+from wildflower.strategies.hypemefed.guesses import Upload, reaching
+from wildflower.strategies.hypemefed.hypemefed import HypeMeFed, HypeMeFedParams
 from wildflower.strategies.hypemefed.layer_hypernetwork import Factors, LowRankHypernetwork, Reading
 from wildflower.strategies.hypemefed.pairs_of_layers import Source
 from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, State, Trained, Training
@@ -86,7 +87,7 @@ class MovingAverage(HypeMeFed):
         self.uploads.sort(key=lambda upload: upload.device)
         decay = self.params.ema_decay
         for exit, names in self.averaged.items():
-            deep = self.deep(exit)
+            deep = reaching(exit, self.uploads)
             total = sum(upload.weight for upload in deep)
             for name in names if total else ():
                 mean = sum((upload.tensors[name] * (upload.weight / total) for upload in deep), torch.zeros(()))
@@ -155,9 +156,7 @@ class ReadingInSentBases(Reading):
 class SentBases(HypeMeFed):
     """Guesses of weights read a device's weight in the bases of the weight that it was sent, and not in its own."""
 
-    @override
-    def read_round(self) -> Reading:
-        return ReadingInSentBases(self.params.guess, self.weights, self.units)
+    reading_type: ClassVar[type[Reading]] = ReadingInSentBases
 
 
 class Shifted(SentBases):
@@ -165,4 +164,4 @@ class Shifted(SentBases):
 
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
         super().__init__(setup, params)
-        self.shifts = True
+        self.guesses.shifts = True

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,15 +19,9 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.placement import Placement
-from wildflower.strategies.hypemefed.layer_hypernetwork import (
-    Factors,
-    LowRankHypernetwork,
-    Reading,
-    fit,
-    generate,
-    shortfall,
-    unit_of_changes,
-)
+from wildflower.strategies.exits import ExitsMethod
+from wildflower.strategies.hypemefed.guesses import Guesses, Upload
+from wildflower.strategies.hypemefed.layer_hypernetwork import Reading
 from wildflower.strategies.hypemefed.pairs_of_layers import Source, follow
 from wildflower.strategies.method import (
     ClientContext,
@@ -43,12 +36,9 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import Loss, PureLoss
-from wildflower.strategies.submodel import EARLY_EXITS, SubModelMethod, by_exit, require_exits
 from wildflower.tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
-
-MAX_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -98,18 +88,7 @@ class HypeMeFedParams(Params):
     )
 
 
-@dataclass
-class Upload:
-    """Parts of a device's update that are kept until the end of the round: all that hypernetworks read or guess."""
-
-    device: int
-    exit: int
-    weight: int
-    tensors: Weights
-    inputs: dict[Source, Factors] = field(default_factory=dict)  # what hypernetworks read of its tensors
-
-
-class HypeMeFed(SubModelMethod[HypeMeFedParams]):
+class HypeMeFed(ExitsMethod[HypeMeFedParams]):
     """W <- mean over devices, weighted by examples, of what they trained and, of some layers, of what is guessed.
 
     A device gets the network up to the deepest exit that it can afford. Layers behind its exit are guessed, one exit
@@ -123,27 +102,14 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
 
     params_type: ClassVar[type[Params]] = HypeMeFedParams
 
+    reading_type: ClassVar[type[Reading]] = Reading
+
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
-        require_exits("hypemefed", setup.family)
-        super().__init__(setup, params, by_exit(setup.family))
-        self.sources = self.guessed_from()
+        super().__init__(setup, params)
+        self.guesses = Guesses(
+            self.family, params, self.weights, self.guessed_from(), self.reading_type, setup.settings.seed
+        )
         self.uploads: list[Upload] = []
-        self.trained: set[str] = set()  # targets whose hypernetworks have learned from some round
-        # The root mean square change of a tensor in the last round where devices had it. Nobody changes what is frozen.
-        read = {source for pairs in self.sources.values() for source in pairs.values()}
-        self.units: dict[str, float] = dict.fromkeys(filter(setup.family.is_frozen, read), 0.0)
-        self._reading = self.read_round()
-        # All guesses of the kind are shifted by what those for a layer's owners lack in the mean.
-        self.shifts = params.guess == "change"
-        self._shortfalls: dict[str, Tensor] = {}  # by target, in units, in this round
-        where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.hypernetworks: dict[str, LowRankHypernetwork] = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(setup.settings.seed)
-            for target, source in ((t, s) for exit in self.sources.values() for t, s in exit.items()):
-                shapes = self.weights[source].shape, self.weights[target].shape
-                network = LowRankHypernetwork(*shapes, params.rank, params.hidden, from_zero=params.guess == "change")
-                self.hypernetworks[target] = network.to(where)
 
     def guessed_from(self) -> dict[int, dict[str, Source]]:
         """Return what is guessed from what, by exit; what is frozen is the same on all devices, and need not be."""
@@ -167,11 +133,6 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
 
     @override
     @classmethod
-    def family_defaults(cls, params: HypeMeFedParams) -> dict[str, Any]:
-        return EARLY_EXITS
-
-    @override
-    @classmethod
     def traits(cls, params: HypeMeFedParams) -> Traits:
         # Hypernetworks learn from every device's own tensors as well.
         return replace(super().traits(params), averages=False)
@@ -190,8 +151,7 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
         """Train the hypernetworks, guess what is missing, and average."""
         self.uploads.sort(key=lambda upload: upload.device)  # training depends on the order, and replies come in any
         with self.stopwatch.timed("hypernetworks"):
-            self._measure()
-            self._train()
+            self.guesses.learn(self.weights, self.uploads, self.round)
         for upload in self.uploads:
             added = self.fill(upload)
             if added:
@@ -200,82 +160,15 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
                 except MessageError as error:  # a guess too large to be added up
                     text = "Round %s: what stands for the layers that device %s lacks is left out: %s"
                     log.warning(text, self.round, upload.device, error)
-        self.uploads, self._shortfalls = [], {}
+        self.uploads = []
         metrics = super().finish_round(trained)
-        self._reading = self.read_round()  # lets go of what devices were sent
+        self.guesses.begin(self.weights)
         return metrics
 
-    def _train(self) -> None:
-        p = self.params
-        for exit, pairs in self.sources.items():
-            deep = self.deep(exit)
-            if not deep:
-                continue  # nobody has both sides in this round: the hypernetworks stay as they are
-            for target, source in pairs.items():
-                network = self.hypernetworks[target]
-                wanted = [self._reading.wanted(target, upload.tensors[target]) for upload in deep]
-                samples = [(self._inputs(u, network, source), value) for u, value in zip(deep, wanted, strict=True)]
-                before = {name: value.clone() for name, value in network.state_dict().items()}
-                error = fit(network, samples, epochs=p.epochs, learning_rate=p.learning_rate)
-                of_zeros = float(torch.stack([value.square().mean() for value in wanted]).mean())
-                if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
-                    network.load_state_dict(before)
-                    log.warning("Round %s: the hypernetwork of %s diverged and is as before", self.round, target)
-                elif error > MAX_ERROR * of_zeros:
-                    self.trained.discard(target)
-                    text = "Round %s: the hypernetwork of %s errs %.1f times as much as zeros would, and is not asked"
-                    log.warning(text, self.round, target, error / of_zeros if of_zeros else float("inf"))
-                else:
-                    self.trained.add(target)
-                if self.shifts and target in self.trained:
-                    self._shortfalls[target] = shortfall(network, samples, [upload.weight for upload in deep])
-
-    def deep(self, exit: int) -> list[Upload]:
-        """Return the uploads of the round that reach an exit."""
-        return [upload for upload in self.uploads if upload.exit >= exit]
-
-    def _is_trained(self, exit: int) -> bool:
-        return exit in self.sources and self.trained.issuperset(self.sources[exit])
-
     def fill(self, upload: Upload) -> Weights:
-        """Return what stands for the tensors behind a device's exit.
-
-        That is what hypernetworks guess of them, as far as exits are ready.
-        """
-        guessed: Weights = {}
+        """Return what stands for the tensors behind a device's exit."""
         with self.stopwatch.timed("hypernetworks"):
-            for exit in range(upload.exit + 1, len(self.family.segments) + 1):
-                if not self._is_trained(exit):
-                    break
-                for target, source in self.sources[exit].items():
-                    network = self.hypernetworks[target]
-                    output = generate(network, self._inputs(upload, network, source))
-                    output = output + self._shortfalls.get(target, 0.0)
-                    upload.tensors[target] = guessed[target] = self._reading.guessed(target, output)
-        return guessed
-
-    def _measure(self) -> None:
-        """Take the units of changes from this round's devices; tensors that nobody changed keep theirs."""
-        values: dict[str, list[Tensor]] = defaultdict(list)
-        for upload in self.uploads:
-            for name, value in upload.tensors.items():
-                values[name].append(value)
-        for name, found in values.items():
-            unit = unit_of_changes(self.weights[name], found)
-            if unit or name not in self.units:
-                self.units[name] = unit
-        self._reading = self.read_round()
-
-    def read_round(self) -> Reading:
-        """Return how this round's tensors are read and guessed."""
-        return Reading(self.params.guess, self.weights, self.units)
-
-    def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Factors:
-        """What a hypernetwork reads of a device's tensor; made once for all that read it."""
-        if source not in upload.inputs:
-            value = self.weights[source] if self.family.is_frozen(source) else upload.tensors[source]
-            upload.inputs[source] = self._reading.inputs(network, source, value)
-        return upload.inputs[source]
+            return self.guesses.behind(upload)
 
     def _add(self, placement: Placement, weights: Mapping[str, Tensor], weight: int) -> None:
         """Add some tensors of one device to the running means."""
@@ -285,29 +178,16 @@ class HypeMeFed(SubModelMethod[HypeMeFedParams]):
         self.mean.add(placement, layout, total)
 
     def read(self, exit: int) -> set[str]:
-        """Return the tensors up to an exit that hypernetworks read or guess."""
-        if not self.sources:
-            return set()
-        first = {source for source in self.sources[2].values() if not self.family.is_frozen(source)}
-        return first.union(*(self.sources[number] for number in range(2, exit + 1)))
+        """Return the tensors up to an exit that are kept of an upload."""
+        return self.guesses.read(exit)
 
     def state(self) -> State:
         """The global weights and the hypernetworks."""
         state = super().state()
-        state.values |= {"trained": sorted(self.trained), "units": self.units}
-        for target, network in self.hypernetworks.items():
-            found = network.state_dict().items()
-            state.tensors |= {f"hypernetwork/{target}/{name}": value.cpu() for name, value in found}
+        self.guesses.add_to(state)
         return state
 
     def load(self, state: State) -> None:
         """Restore the global weights and the hypernetworks; ValueError where they are of another rank or family."""
         super().load(state)
-        self.trained, self.units = set(state.values["trained"]), dict(state.values["units"])
-        for target, network in self.hypernetworks.items():
-            prefix = f"hypernetwork/{target}/"
-            found = {n.removeprefix(prefix): v for n, v in state.tensors.items() if n.startswith(prefix)}
-            try:
-                network.load_state_dict(found)
-            except RuntimeError as error:
-                raise ValueError(f"the checkpoint's hypernetwork of {target} is another one: {error}") from None
+        self.guesses.load(state, self.weights)

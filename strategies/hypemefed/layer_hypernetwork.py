@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,10 +41,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of `as_matrix` of a weight of this shape."""
     if len(shape) == 4:
         return shape[0] * shape[2], shape[1] * shape[3]
-    columns = 1
-    for size in shape[1:]:
-        columns *= size
-    return shape[0], columns
+    return shape[0], math.prod(shape[1:])
 
 
 def factorize(weight: Tensor, rank: int) -> Factors:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from wildflower.strategies.params import Count, CountOrZero, Params
@@ -46,6 +46,13 @@ class ShapeParams(Params):
         0,
         description="Maximum output and input channels of a decoder; larger tensors repeat them. 0: all channels",
     )
+
+    @field_validator("hidden")
+    @classmethod
+    def _in_eighths(cls, hidden: int) -> int:
+        if hidden % 8:
+            raise ValueError("a multiple of 8: a node and its weight have a half each, which four heads share")
+        return hidden
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.plugins.extras import check_installed
 from wildflower.strategies.method import (
@@ -35,17 +33,16 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.recipfl.device import TaughtTraining
-from wildflower.strategies.recipfl.graph import graph_of
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams
 from wildflower.strategies.recipfl.hypernetwork_step import HypernetworkStep, check_memory
-from wildflower.strategies.recipfl.tensor_coders import digests
+from wildflower.strategies.recipfl.network_graph import graph_of
+from wildflower.strategies.recipfl.uploads import Owner, Uploads
 from wildflower.strategies.submodel import CandidateMethod, first_weights
 from wildflower.strategies.training_steps import ClassCounts
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 CLIENTS_PER_PASS = 16
-Owner = tuple[int, Architecture]  # a device, and which of its models
 
 
 class RecipFLParams(ShapeParams):
@@ -57,14 +54,6 @@ class RecipFLParams(ShapeParams):
         description="How strong devices train the smallest model too: from their larger one (teacher), or from labels "
         "alone (both)",
     )
-
-
-@dataclass
-class Current:
-    """Parts of a device's last upload: what the hypernetwork reads of it, and what it does not generate."""
-
-    digests: Tensor
-    kept: Weights
 
 
 class RecipFL(CandidateMethod[RecipFLParams]):
@@ -95,7 +84,6 @@ class RecipFL(CandidateMethod[RecipFLParams]):
                 "initial.weights: recipfl writes all weights itself, and takes of given ones only what `freeze` names: "
                 "freeze the parts that must stay as they are, or leave initial.weights out"
             )
-        self.given = setup.initial
         self.frozen = _frozen(setup)
         with torch.device("meta"):
             check_memory(self.made_hypernetwork(), params.tile)
@@ -103,12 +91,10 @@ class RecipFL(CandidateMethod[RecipFLParams]):
             torch.manual_seed(setup.settings.seed)
             self.hypernetwork = self.made_hypernetwork()
         self.step = HypernetworkStep(self.hypernetwork, params.eta)
-        self.current: dict[Owner, Current] = {}
-        self.initial: dict[Owner, Current] = {}  # of devices that were written for before their first upload
+        self.uploads = Uploads(self.family, self.settings, self.candidates, setup.initial, self.hypernetwork.decoders)
         self.class_counts: dict[int, list[int]] = {}
         self.awaited: list[Owner] = []  # of the round that runs, who is asked
         self.generated: dict[Owner, Weights] = {}  # for some of them
-        self.uploaded: dict[Owner, Current] = {}
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
     def made_hypernetwork(self) -> Hypernetwork:
@@ -128,16 +114,13 @@ class RecipFL(CandidateMethod[RecipFLParams]):
                 "both-models = True: recipfl says itself what strong devices train: leave it false, and see "
                 "recipfl.transfer"
             )
-        if params.hidden % 8:
-            raise ValueError(
-                f"recipfl.hidden = {params.hidden}: a multiple of 8: what a node is and its weight have a half each, "
-                "and four heads of attention share that"
-            )
 
     def start(self) -> None:
         """Log how large the hypernetwork is, and what it does not generate."""
         super().start()
-        kept = dict.fromkeys(name for architecture in self.candidates for name in self._never_generated(architecture))
+        kept = dict.fromkeys(
+            name for architecture in self.candidates for name in self.uploads.never_generated(architecture)
+        )
         log.info("%s parameters in the hypernetwork", sum(p.numel() for p in self.hypernetwork.parameters()))
         log.info("Not generated, but kept from each device's last upload: %s", ", ".join(kept) or "nothing")
 
@@ -162,9 +145,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     def left(self, device: int) -> None:
         """Drop the device's class counts and what its last upload says of it."""
         self.class_counts.pop(device, None)
-        for known in (self.current, self.initial):
-            for owner in [owner for owner in known if owner[0] == device]:
-                del known[owner]
+        self.uploads.drop(device)
 
     def begin_round(self, orders: Sequence[Order]) -> None:
         """Devices of a round are generated many at a time; those of evaluations, which may be all, one by one."""
@@ -190,7 +171,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
 
     def _whole(self, owner: Owner, made: Weights) -> Weights:
         """All that travels: generated, kept, and statistics as they are at first (the device has its own)."""
-        weights = made | self._current(owner).kept
+        weights = made | self.uploads.of(owner).kept
         travelling = {name: spec for name, spec in self.family.tensors(owner[1]).items() if not spec.frozen}
         for name, spec in travelling.items():
             if name.endswith(STATISTICS):
@@ -200,36 +181,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     def _request(self, owner: Owner) -> Request:
         device, architecture = owner
         counts = torch.tensor(self.class_counts.get(device, [1] * self.family.classes), dtype=torch.float32)
-        return Request(self.graphs[architecture], self._current(owner).digests, device, counts / counts.sum())
-
-    def _current(self, owner: Owner) -> Current:
-        """A device's last upload; before its first, what the run was given, and a random initialization of its own."""
-        if owner in self.current:
-            return self.current[owner]
-        if owner not in self.initial:
-            self.initial[owner] = self._initial(owner)
-        return self.initial[owner]
-
-    def _initial(self, owner: Owner) -> Current:
-        device, architecture = owner
-        seed = self.settings.rng(0, 7, device, self.candidates.index(architecture)).integers(2**63)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(seed))
-            drawn = self.family.build(architecture).state_dict()
-        placement = self.family.place(architecture)
-        given = placement.of(name for name in placement.coordinates if name in self.given).gather(self.given)
-        return self._read(architecture, drawn | given)
-
-    def _read(self, architecture: Architecture, weights: Weights) -> Current:
-        """What is kept of a model's weights."""
-        kept = {name: weights[name].detach().clone() for name in self._never_generated(architecture)}
-        return Current(digests(self.graphs[architecture], weights), kept)
-
-    def _never_generated(self, architecture: Architecture) -> list[str]:
-        """Tensors that travel and that no decoder makes, statistics apart: norms' biases, those that no node has."""
-        nodes = self.graphs[architecture].tensors
-        made = {node.tensor for node in nodes if node.operator in self.hypernetwork.decoders}
-        return [name for name in parameters_of(self.family.tensors(architecture)) if name not in made]
+        return Request(self.graphs[architecture], self.uploads.of(owner).digests, device, counts / counts.sum())
 
     def frozen_weights(self) -> Weights:
         """Return what the run freezes of all candidates."""
@@ -243,7 +195,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         owner = (contribution.devices[0], contribution.group.architecture)
         [sent] = self.hypernetwork([self._request(owner)])
         self.step.add(owner[0], sent, weights, self.weight_of(contribution.examples))
-        self.uploaded[owner] = self._read(owner[1], weights)
+        self.uploads.add(owner, weights)
 
     def weight_of(self, examples: int) -> float:
         """Return how often a device counts in the gradient, which is the sum over devices."""
@@ -252,11 +204,9 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """One step of Adam on the hypernetwork; the uploads become the devices' current parameters."""
         self.step.take(self.round)
-        self.current |= self.uploaded
-        self.initial = {owner: current for owner, current in self.initial.items() if owner not in self.current}
+        self.uploads.finish_round()
         first = {done.device: done.order for done in reversed(trained)}
         self.scorers = [(d, o.architecture, self.selection(d, o.architecture)) for d, o in sorted(first.items())]
-        self.uploaded = {}
         self.awaited, self.generated = [], {}
         return {}
 
@@ -280,10 +230,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     def state(self) -> State:
         """The hypernetwork, Adam's moments, and what is kept of every device's uploads."""
         state = State(self.step.state(), {"clipped_rounds": self.step.clipped_rounds})
-        for (device, architecture), current in self.current.items():
-            place = f"current/{device}/{self.candidates.index(architecture)}"
-            state.tensors[f"{place}/digests"] = current.digests
-            state.tensors |= {f"{place}/kept/{name}": value for name, value in current.kept.items()}
+        self.uploads.add_to(state)
         state.values["class_counts"] = [[device, counts] for device, counts in sorted(self.class_counts.items())]
         return state
 
@@ -291,17 +238,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
         """Restore it all; ValueError where the hypernetwork is another."""
         self.step.load(state.tensors)
         self.step.clipped_rounds = state.values["clipped_rounds"]
-        self.current = {}
-        for name, value in state.tensors.items():
-            kind, _, rest = name.partition("/")
-            if kind == "current":
-                device, candidate, what, *tensor = rest.split("/", 3)
-                owner = (int(device), self.candidates[int(candidate)])
-                current = self.current.setdefault(owner, Current(torch.empty(0), {}))
-                if what == "digests":
-                    current.digests = value
-                else:
-                    current.kept[tensor[0]] = value
+        self.uploads.load(state)
         self.class_counts = {device: counts for device, counts in state.values["class_counts"]}
 
 

@@ -176,11 +176,3 @@ def test_what_is_found_is_in_time():
             best = max(prices.macs(picks) for picks, seconds in needs.items() if seconds <= limit)
             assert V3.inference_macs(found) >= 0.95 * best
         assert search.find(replace(free, round_seconds=min(needs.values()) * 0.99), np.random.default_rng(0)) is None
-
-
-def test_the_search_keeps_no_state():
-    search = EvolutionSearch(TINY, 4, "sgd")
-    assert search.state_dict() == {}
-    search.load_state_dict({})
-    with pytest.raises(ValueError, match="of another searcher"):
-        search.load_state_dict({"pool": []})

@@ -29,12 +29,12 @@ from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
 from wildflower.models.trace import Storages
 from wildflower.models.vit import VitTiny
-from wildflower.strategies.fitted_levels import below, fitted_levels
+from wildflower.strategies.fitted_levels import below, fitted_levels, level_cost
 from wildflower.strategies.level_options import sizes_between
 from wildflower.strategies.method import Order, client_step_of
 from wildflower.strategies.nested import is_cut, step_bytes, training_cost
 from wildflower.strategies.pricing import Means
-from wildflower.strategies.wildflower import LevelTraining, Wildflower, WildflowerParams, level_cost
+from wildflower.strategies.wildflower import LevelTraining, Wildflower, WildflowerParams
 
 LN2 = math.log(2)
 

@@ -17,7 +17,7 @@ from wildflower.models.layers import Block, Flatten, Linear, Relu
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.hypemefed import HypeMeFed, HypeMeFedParams
-from wildflower.strategies.hypemefed import hypemefed as hypemefed_module
+from wildflower.strategies.hypemefed import guesses as guesses_module
 from wildflower.strategies.hypemefed.hypemefed import SumOfExits
 from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork
 from wildflower.strategies.hypemefed.pairs_of_layers import follow
@@ -180,11 +180,11 @@ def test_guessed_layers_by_hand(tmp_path, monkeypatch):
     strategy = hypemefed(tmp_path)
     trained = []
     monkeypatch.setattr(
-        "wildflower.strategies.hypemefed.hypemefed.fit",
+        "wildflower.strategies.hypemefed.guesses.fit",
         lambda network, pairs, **settings: trained.append((network, pairs)) or 0.0,
     )
     monkeypatch.setattr(
-        "wildflower.strategies.hypemefed.hypemefed.generate",
+        "wildflower.strategies.hypemefed.guesses.generate",
         lambda network, factors: torch.full(network.target, 2 * as_weight_value(factors)),
     )
     weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 2, 4.0, 2), update(VGG, 1, 10.0, 3))
@@ -205,7 +205,7 @@ def test_before_their_first_training_hypernetworks_guess_nothing(tmp_path):
     assert weights["block2.conv1.weight"] == [-7.0]
     again = hypemefed(tmp_path)
     again.load(strategy.state())
-    assert again.trained == {"block1.conv1.weight", "block1.conv2.weight"}
+    assert again.guesses.trained == {"block1.conv1.weight", "block1.conv2.weight"}
 
 
 CHANGED = {
@@ -233,14 +233,14 @@ def test_changes_are_guessed_by_hand(tmp_path, monkeypatch):
     """
     samples = {}
     monkeypatch.setattr(
-        "wildflower.strategies.hypemefed.hypemefed.fit",
+        "wildflower.strategies.hypemefed.guesses.fit",
         lambda network, pairs, **settings: (
             samples.update({network.target: [p[1].unique().item() for p in pairs]}) or 0.0
         ),
     )
-    monkeypatch.setattr(HypeMeFed, "_inputs", lambda self, upload, network, source: upload.device)
+    monkeypatch.setattr(guesses_module.Guesses, "_inputs", lambda self, upload, network, source: upload.device)
     guesses = {0: 2.0, 1: 1.0, 2: 4.0}
-    for module in ("hypemefed", "layer_hypernetwork"):
+    for module in ("guesses", "layer_hypernetwork"):
         monkeypatch.setattr(
             f"wildflower.strategies.hypemefed.{module}.generate",
             lambda network, device: torch.full(network.target, guesses[device]),
@@ -260,7 +260,7 @@ def test_what_is_read_of_a_change_is_as_large_as_the_weight(tmp_path, monkeypatc
     """Block 0 is -7 + 1 and -7 + 0.5, the unit ((1 + 0.25) / 2)^1/2 = 0.7906: read as -7 + 7 / 0.7906, and half."""
     read = []
     monkeypatch.setattr(
-        "wildflower.strategies.hypemefed.hypemefed.fit",
+        "wildflower.strategies.hypemefed.guesses.fit",
         lambda network, pairs, **settings: read.append([as_weight_value(p[0]) for p in pairs]) or 0.0,
     )
     after(hypemefed(tmp_path, guess="change"), changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1))
@@ -316,19 +316,19 @@ def test_units_of_the_last_round_with_a_deep_device_hold_also_after_a_restart(tm
     states = []
     for strategy in (first, second):
         states.append(after(strategy, changed(VGG, 1, 0.25, 2)))
-        assert strategy.units["block2.conv1.weight"] == pytest.approx(3.9528, abs=1e-4)
+        assert strategy.guesses.units["block2.conv1.weight"] == pytest.approx(3.9528, abs=1e-4)
     assert states[0] == states[1]
 
 
 def test_a_hypernetwork_that_diverges_is_as_before(tmp_path, caplog):
     strategy = hypemefed(tmp_path, learning_rate=1e30)
-    before = strategy.hypernetworks["block1.conv1.weight"].state_dict()
+    before = strategy.guesses.networks["block1.conv1.weight"].state_dict()
     before = {name: value.clone() for name, value in before.items()}
     with caplog.at_level("WARNING", "flwr"):
         after(strategy, update(VGG, 3, 0.5), update(VGG, 1, 0.25))
     assert "the hypernetwork of block1.conv1.weight diverged and is as before" in caplog.text
-    assert strategy.trained == set()
-    now = strategy.hypernetworks["block1.conv1.weight"].state_dict()
+    assert strategy.guesses.trained == set()
+    now = strategy.guesses.networks["block1.conv1.weight"].state_dict()
     assert all(torch.equal(now[name], value) for name, value in before.items())
     assert all(bool(torch.isfinite(value).all()) for value in strategy.weights.values())
 
@@ -338,7 +338,7 @@ def test_a_hypernetwork_that_errs_more_than_no_guess_is_not_asked(tmp_path, capl
     with caplog.at_level("WARNING", "flwr"):
         weights = after(strategy, changed(VGG, 3, 0.5, 0), changed(VGG, 3, 1.0, 1), changed(VGG, 1, 0.25, 2))
     assert "times as much as zeros would, and is not asked" in caplog.text
-    assert strategy.trained == set()
+    assert strategy.guesses.trained == set()
     # So layers behind exit 1 are the mean over those that have them: -7 + 3 (0.5 + 1) / 2.
     assert weights["block1.conv1.weight"] == pytest.approx([-7 + 3 * 0.75])
 
@@ -353,7 +353,7 @@ def test_what_is_kept_of_an_update_is_no_more_than_what_is_read(tmp_path):
     views = {n: part.view_as(v) for (n, v), part in zip(weights.items(), parts, strict=True)}
     strategy.absorb(replace(contribution, each={"weights": views}))
     [upload] = strategy.uploads
-    assert set(upload.tensors) == set(strategy.sources[2].values()) < set(views)
+    assert set(upload.tensors) == set(strategy.guesses.sources[2].values()) < set(views)
     for value in upload.tensors.values():
         assert value.untyped_storage().nbytes() == value.numel() * 4
 
@@ -380,7 +380,7 @@ def test_the_hypernetworks_come_back(tmp_path):
     after(first, update(VGG, 3, 0.5), update(VGG, 1, 0.25))
     second.load(first.state())
     name = "block1.conv1.weight"
-    states = [s.hypernetworks[name].state_dict() for s in (first, second)]
+    states = [s.guesses.networks[name].state_dict() for s in (first, second)]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     other = hypemefed(tmp_path, hidden=9)
     with pytest.raises(ValueError, match=f"the checkpoint's hypernetwork of {name} is another one"):
@@ -391,9 +391,9 @@ def test_linear_layers_are_guessed_by_hand(tmp_path, monkeypatch):
     """As for convolutions: exit 1's device gets 2 x 10 in layer 2 and 4 x 10 in layer 3."""
     family = Mlp(exits=(1, 2, 3))
     strategy = hypemefed(tmp_path, family)
-    monkeypatch.setattr("wildflower.strategies.hypemefed.hypemefed.fit", lambda *arguments, **settings: 0.0)
+    monkeypatch.setattr("wildflower.strategies.hypemefed.guesses.fit", lambda *arguments, **settings: 0.0)
     monkeypatch.setattr(
-        "wildflower.strategies.hypemefed.hypemefed.generate",
+        "wildflower.strategies.hypemefed.guesses.generate",
         lambda network, factors: torch.full(network.target, 2 * as_weight_value(factors)),
     )
     weights = after(strategy, update(family, 3, 1.0), update(family, 1, 10.0, 3))
@@ -405,9 +405,9 @@ def test_linear_layers_are_guessed_by_hand(tmp_path, monkeypatch):
 
 def test_all_is_guessed_by_hand(tmp_path, monkeypatch):
     strategy = hypemefed(tmp_path, generate="all")
-    monkeypatch.setattr("wildflower.strategies.hypemefed.hypemefed.fit", lambda *arguments, **settings: 0.0)
+    monkeypatch.setattr("wildflower.strategies.hypemefed.guesses.fit", lambda *arguments, **settings: 0.0)
     monkeypatch.setattr(
-        "wildflower.strategies.hypemefed.hypemefed.generate",
+        "wildflower.strategies.hypemefed.guesses.generate",
         lambda network, factors: torch.full(network.target, 2 * as_weight_value(factors)),
     )
     weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 1, 10.0, 3))
@@ -422,21 +422,21 @@ def test_all_is_guessed_by_hand(tmp_path, monkeypatch):
 def test_one_deep_upload_is_enough_to_learn_from(tmp_path):
     strategy = hypemefed(tmp_path)
     weights = after(strategy, update(VGG, 3, 0.25))
-    assert strategy.trained == set(strategy.hypernetworks)
+    assert strategy.guesses.trained == set(strategy.guesses.networks)
     assert {name: value for name, value in weights.items() if value != [0.25]} == {}  # nobody lacks anything
 
 
 def test_one_shallow_upload_leaves_the_deep_layers_alone(tmp_path):
     strategy = hypemefed(tmp_path)
     weights = after(strategy, update(VGG, 1, 0.25))
-    assert strategy.trained == set()
+    assert strategy.guesses.trained == set()
     assert weights["block0.conv1.weight"] == [0.25]
     assert weights["block1.conv1.weight"] == weights["block2.conv2.weight"] == [-7.0]
 
 
 def test_a_rank_above_the_matrix_takes_all_of_it(tmp_path):
     """The matrices are 2 * 3 x 1 * 3 and 2 * 3 x 2 * 3 of exit 1, 3 * 3 x 2 * 3 and 3 * 3 x 3 * 3 of exit 2."""
-    networks = hypemefed(tmp_path, rank=10**6).hypernetworks
+    networks = hypemefed(tmp_path, rank=10**6).guesses.networks
     assert [network.rank for network in networks.values()] == [3, 6, 6, 9]
     strategy = hypemefed(tmp_path, rank=10**6)
     after(strategy, update(VGG, 3, 0.25), update(VGG, 1, 0.5))
@@ -454,13 +454,15 @@ def test_an_upload_with_nan_is_refused_and_nothing_learns_from_it(tmp_path):
     assert outcomes[1].startswith("refused: ")
     assert outcomes[1].endswith("values that are not finite")
     assert {name: v.unique().tolist() for name, v in strategy.weights.items() if v.unique().tolist() != [0.25]} == {}
-    assert all(bool(torch.isfinite(v).all()) for n in strategy.hypernetworks.values() for v in n.state_dict().values())
+    assert all(
+        bool(torch.isfinite(v).all()) for n in strategy.guesses.networks.values() for v in n.state_dict().values()
+    )
 
 
 def test_a_guess_too_large_to_be_added_up_is_left_out(tmp_path, monkeypatch, caplog):
     strategy = hypemefed(tmp_path)
     monkeypatch.setattr(
-        "wildflower.strategies.hypemefed.hypemefed.generate", lambda network, factors: torch.full(network.target, 1e20)
+        "wildflower.strategies.hypemefed.guesses.generate", lambda network, factors: torch.full(network.target, 1e20)
     )
     with caplog.at_level("WARNING", "flwr"):
         weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 1, 10.0, 3, device=4))
@@ -493,8 +495,8 @@ def test_the_seconds_of_hypernetworks_are_their_own(tmp_path, monkeypatch):
         return spend
 
     monkeypatch.setattr("wildflower.strategies.contract_values.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(hypemefed_module, "fit", spending(5.0, hypemefed_module.fit))
-    monkeypatch.setattr(hypemefed_module, "generate", spending(3.0, hypemefed_module.generate))
+    monkeypatch.setattr(guesses_module, "fit", spending(5.0, guesses_module.fit))
+    monkeypatch.setattr(guesses_module, "generate", spending(3.0, guesses_module.generate))
     monkeypatch.setattr(CoordinateMean, "mean", spending(2.0, CoordinateMean.mean))
     strategy = hypemefed(tmp_path)
     strategy.assign = lambda device, budget: strategy.candidates[device]
@@ -547,5 +549,5 @@ def test_frozen_layers_are_neither_guessed_nor_moved(part, tmp_path):
     result = [engine.run_round(simulated_grid(), number, scorer) for number in (1, 2)][-1]
     assert {device["outcome"] for device in result.devices} == {"trained"}
     guessed = {"block2.conv.weight", "block3.conv.weight"} - frozen.keys()
-    assert method.hypernetworks.keys() == method.trained == guessed
+    assert method.guesses.networks.keys() == method.guesses.trained == guessed
     assert same_bits({name: method.weights[name] for name in frozen}, frozen)

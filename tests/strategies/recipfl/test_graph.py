@@ -11,7 +11,8 @@ from wildflower.models.operators import Operator
 from wildflower.models.resnet import ResNet18
 from wildflower.models.vgg import Vgg
 from wildflower.models.vit import VitTiny
-from wildflower.strategies.recipfl.graph import Graph, GraphError, Node, _scale, graph_of
+from wildflower.strategies.recipfl.graph import Graph, Node
+from wildflower.strategies.recipfl.network_graph import GraphError, _scale, graph_of
 
 # input -> a -> b -> sum, and a -> sum; the sum goes to the output.
 DIAMOND = Graph(tuple(map(Node, ("input", "a", "b", "sum", "output"))), ((0, 1), (1, 2), (2, 3), (1, 3), (3, 4)))

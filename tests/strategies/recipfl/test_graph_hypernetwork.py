@@ -7,8 +7,9 @@ import torch
 from benchmarks.recipfl.recipfl_controls import ClassifierConditioned, OfClients
 from wildflower.models.lenet import LeNet5
 from wildflower.models.resnet import ResNet18
-from wildflower.strategies.recipfl.graph import Node, graph_of
+from wildflower.strategies.recipfl.graph import Node
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams
+from wildflower.strategies.recipfl.network_graph import graph_of
 from wildflower.strategies.recipfl.tensor_coders import (
     DIGEST,
     Decoder,

@@ -206,7 +206,7 @@ def test_a_device_gets_its_first_weights_once(recipfl, monkeypatch):
     written(strategy, 0, SMALL)
     assert built == [SMALL]
     strategy.finish_round([])
-    assert not strategy.initial
+    assert not strategy.uploads.initial
     written(strategy, 0, SMALL)
     assert built == [SMALL]
 
@@ -215,7 +215,7 @@ def test_what_is_kept_of_an_upload_does_not_grow_with_the_model(recipfl):
     strategy = recipfl()
     strategy.absorb(reply(strategy, 0, LARGE, lambda value: value))
     strategy.finish_round([])
-    [current] = strategy.current.values()
+    [current] = strategy.uploads.current.values()
     assert current.digests.shape == (len(strategy.graphs[LARGE].tensors), 128)
     assert set(current.kept) == {"large_block1.norm.bias", "large_block2.norm.bias"}
 
@@ -245,7 +245,7 @@ def test_weights_that_explode_are_refused_and_change_nothing(recipfl, value):
     with pytest.raises(MessageError, match="device 0: its weights went too far from what it was sent"):
         strategy.absorb(exploded)
     assert not strategy.step.gradient
-    assert not strategy.uploaded
+    assert not strategy.uploads.fresh
     assert MAX_GRADIENT * 2**30 * 2**13 == 2**53
 
 
@@ -318,7 +318,7 @@ def test_given_weights_are_what_is_frozen(tmp_path):
     assert strategy.frozen_weights()["embeddings.LayerNorm.weight"].eq(2).all()
     # What is generated has no first weights, but the hypernetwork reads them as the device's current ones.
     place = [node.tensor for node in strategy.graphs[DEEP].tensors].index("classifier.out_proj.bias")
-    assert strategy._current((0, DEEP)).digests[place, :3].eq(3).all()
+    assert strategy.uploads.of((0, DEEP)).digests[place, :3].eq(3).all()
     with pytest.raises(
         ValueError, match="recipfl writes all weights itself, and takes of given ones only what `freeze`"
     ):
@@ -404,7 +404,7 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
         assert teachers == expected
     assert {line["outcome"] for line in results[0].devices} == {"trained"}
     # Both models of a strong device reached the hypernetwork's state.
-    assert len(engine.method.current) == (6 if transfer == "LargeOnly" else 8)
+    assert len(engine.method.uploads.current) == (6 if transfer == "LargeOnly" else 8)
 
 
 @pytest.mark.thorough
@@ -548,8 +548,10 @@ def test_bad_weights_of_a_device_are_refused_and_teach_nothing(change, words, tm
     assert tampered
     assert len(refused) >= 1
     assert all(line["outcome"].startswith("refused: ") and words in line["outcome"] for line in refused)
-    assert {owner[0] for owner in strategy.current} == {a.device for a in engine.assignments if a.outcome == "trained"}
-    assert len(strategy.current) == 6 - len(refused)
+    assert {owner[0] for owner in strategy.uploads.current} == {
+        a.device for a in engine.assignments if a.outcome == "trained"
+    }
+    assert len(strategy.uploads.current) == 6 - len(refused)
     assert all(bool(torch.isfinite(value).all()) for value in strategy.step.parameters.values())
 
 
