@@ -24,7 +24,7 @@ from benchmarks.tables import markdown, write_between
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.cnn import Cnn3
-from wildflower.strategies.hypemefed.hypemefed import HypeMeFedParams
+from wildflower.strategies.hypemefed.guesses import HypeMeFedParams
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Factors,
     LowRankHypernetwork,

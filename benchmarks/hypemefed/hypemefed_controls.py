@@ -16,8 +16,8 @@ from typing_extensions import override
 from wildflower.messages.tensor_sets import TensorSet, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.strategies.hypemefed.guesses import Upload, reaching
-from wildflower.strategies.hypemefed.hypemefed import HypeMeFed, HypeMeFedParams
+from wildflower.strategies.hypemefed.guesses import HypeMeFedParams, Upload, reaching
+from wildflower.strategies.hypemefed.hypemefed import HypeMeFed
 from wildflower.strategies.hypemefed.layer_hypernetwork import Factors, LowRankHypernetwork, Reading
 from wildflower.strategies.hypemefed.pairs_of_layers import Source
 from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, State, Trained, Training

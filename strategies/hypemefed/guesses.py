@@ -6,9 +6,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from wildflower.messages.tensor_sets import Weights
@@ -24,13 +25,34 @@ from wildflower.strategies.hypemefed.layer_hypernetwork import (
     unit_of_changes,
 )
 from wildflower.strategies.hypemefed.pairs_of_layers import Source
-
-if TYPE_CHECKING:
-    from wildflower.strategies.hypemefed.hypemefed import HypeMeFedParams
+from wildflower.strategies.params import Count, Params, PositiveRate
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 MAX_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
+
+
+class HypeMeFedParams(Params):
+    """HypeMeFed's settings: all are of its hypernetworks."""
+
+    rank: Count = Field(
+        100, description="Singular vectors of a weight that its hypernetwork sees, or as many as it has"
+    )
+    hidden: Count = Field(512, description="Width of the hypernetworks' two MLPs")
+    epochs: Count = Field(25, description="Epochs that the hypernetworks train in every round")
+    learning_rate: PositiveRate = Field(
+        5e-4, description="Learning rate of the hypernetworks' Adam, anew in every round"
+    )
+    guess: Literal["weight", "change"] = Field(
+        "weight",
+        description="What is guessed of a deeper layer from a shallower one: its weight (the paper), or what a "
+        "device's training changed (ours)",
+    )
+    generate: Literal["layers", "all"] = Field(
+        "layers",
+        description="What is guessed: weights of convolutions and linear layers between the exits, or all: biases, "
+        "norms and heads too",
+    )
 
 
 @dataclass

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
@@ -20,7 +19,7 @@ from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.placement import Placement
 from wildflower.strategies.exits import ExitsMethod
-from wildflower.strategies.hypemefed.guesses import Guesses, Upload
+from wildflower.strategies.hypemefed.guesses import Guesses, HypeMeFedParams, Upload
 from wildflower.strategies.hypemefed.layer_hypernetwork import Reading
 from wildflower.strategies.hypemefed.pairs_of_layers import Source, follow
 from wildflower.strategies.method import (
@@ -34,7 +33,7 @@ from wildflower.strategies.method import (
     Training,
     Traits,
 )
-from wildflower.strategies.params import Count, Params, PositiveRate
+from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.tasks.task import Task
 
@@ -63,29 +62,6 @@ def _sum_of_exits(task: Task, model: Network, inputs: Tensor, labels: Tensor) ->
 
 
 # The server half ------------------------------------------------------------------------------------------------------
-
-
-class HypeMeFedParams(Params):
-    """HypeMeFed's settings."""
-
-    rank: Count = Field(
-        100, description="Singular vectors of a weight that its hypernetwork sees, or as many as it has"
-    )
-    hidden: Count = Field(512, description="Width of the hypernetworks' two MLPs")
-    epochs: Count = Field(25, description="Epochs that the hypernetworks train in every round")
-    learning_rate: PositiveRate = Field(
-        5e-4, description="Learning rate of the hypernetworks' Adam, anew in every round"
-    )
-    guess: Literal["weight", "change"] = Field(
-        "weight",
-        description="What is guessed of a deeper layer from a shallower one: its weight (the paper), or what a "
-        "device's training changed (ours)",
-    )
-    generate: Literal["layers", "all"] = Field(
-        "layers",
-        description="What is guessed: weights of convolutions and linear layers between the exits, or all: biases, "
-        "norms and heads too",
-    )
 
 
 class HypeMeFed(ExitsMethod[HypeMeFedParams]):

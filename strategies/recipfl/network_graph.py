@@ -1,4 +1,4 @@
-"""How the graph of a network is made.
+"""Graphs of networks, made of the description of a family or of a trace.
 
 Its operators are those of the family's own description of its blocks. A network that is not described so, or not in
 layers that are known here, is run once on fake tensors (`wildflower.models.operators`).

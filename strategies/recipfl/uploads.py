@@ -1,4 +1,4 @@
-"""What RecipFL's server keeps of every device's last upload, and what stands for it before the first."""
+"""Parts of every device's last upload that RecipFL's server keeps, and what stands for them before the first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Current:
 
 
 class Uploads:
-    """What is kept of devices.
+    """Parts of uploads, by device and model.
 
     Attributes:
         current: of the last upload of each.
