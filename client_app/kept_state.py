@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -19,6 +20,7 @@ from wildflower.messages.frozen_parts import Part, name_of
 from wildflower.messages.packing import Layout, unpack
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
+KEPT_RUNS = 16  # of a device; when another one begins, the state of older ones is removed
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9.,=+_-]{0,149}", re.ASCII)
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", re.ASCII)
 _NAME = re.compile(r"(.+)\.(\d+)\.safetensors", re.ASCII)  # KEY.ROUND.safetensors
@@ -77,6 +79,8 @@ class DeviceState:
         """
         if not _KEY.fullmatch(key):
             raise ValueError(f"{key[:100]!r} is no name to keep tensors under: letters, digits, and - _ . within it")
+        if not self.folder.parent.exists():
+            _forget_old_runs(self.folder.parent.parent)
         for folder in (self.folder.parent.parent, self.folder.parent, self.folder):
             private_folder(folder)
         path = self.folder / f"{key}.{round_number}.safetensors"
@@ -185,3 +189,16 @@ class DeviceState:
         """Key, round and path of every file; what has another name is none of ours."""
         found = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("*.safetensors"))
         return [(match[1], int(match[2]), path) for match, path in found if match]
+
+
+def _forget_old_runs(state_dir: Path) -> None:
+    """Remove what a device keeps of runs but the newest, by when it kept something, so that its card never fills.
+
+    By their order and not by their age, because a board's clock may be wrong by years.
+    """
+    last = {path.parent: 0 for path in state_dir.glob("*/device-*")}
+    for path in state_dir.glob("*/device-*"):
+        last[path.parent] = max(last[path.parent], path.stat().st_mtime_ns)
+    for run in sorted(last, key=lambda run: last[run])[: 1 - KEPT_RUNS]:
+        log.info("%s: what this device kept of an old run is removed", run)
+        shutil.rmtree(run, ignore_errors=True)

@@ -289,7 +289,8 @@ def _work(
     import torch
 
     from wildflower.client_app import work
-    from wildflower.devices.conditions import note_use
+    from wildflower.devices.conditions import has_limits, note_use
+    from wildflower.devices.node_config import read
     from wildflower.devices.probe import probe_machine
 
     with suppress(OSError):  # where memory runs out, the kernel is to end this process and no other; Linux only
@@ -303,7 +304,7 @@ def _work(
         answer = {"text": reply}
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
-    if kind in ("train", "evaluate", "data", "delivery"):
+    if kind in ("train", "evaluate", "data", "delivery") and has_limits(read(config)):
         with suppress(OSError):  # of a full disk, which the work's own state tells
             nbytes = bytes_down + sum(map(len, out))
             note_use(node_state_dir(config), nbytes, time.monotonic() - began, datetime.now())

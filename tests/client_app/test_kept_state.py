@@ -213,3 +213,15 @@ def test_the_folder_of_what_is_frozen_is_synced_once_for_all_tensors_and_once_fo
     state.keep_frozen(part, contents)
     assert synced == [damaged, "frozen"]
     assert path.read_bytes() == b"b" * 4
+
+
+def test_of_many_runs_a_device_keeps_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_state, "KEPT_RUNS", 3)
+    (tmp_path / "model").mkdir()
+    for number in (1, 2, 3):
+        DeviceState(str(tmp_path), f"run-{number}", 0).save("w", 1, {"w": torch.ones(2)})
+    os.utime(tmp_path / "run-2" / "device-0", ns=(1, 1))  # by a clock that was years behind, and it is the oldest
+    DeviceState(str(tmp_path), "run-1", 0).save("w", 2, {"w": torch.ones(2)})
+    assert (tmp_path / "run-2").exists()  # no run begins
+    DeviceState(str(tmp_path), "run-4", 0).save("w", 1, {"w": torch.ones(2)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run-1", "run-3", "run-4"]

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from wildflower.client_app import worker
 from wildflower.client_app.app import app
 from wildflower.client_app.frames import MAX_HEADER_BYTES, receive, send
 from wildflower.client_app.worker import WorkerError, cause_of_end, oom_kills
+from wildflower.devices.conditions import Use
 from wildflower.messages.orders import NodeReport, Reply, parse
 from wildflower.models.resnet import ResNet18
 
@@ -208,10 +210,16 @@ def test_the_worker_stays_and_its_children_end(started):
 @pytest.mark.parametrize(("kind", "counted"), [("train", True), ("delivery", True), ("query", False)])
 def test_weights_that_came_count_whatever_they_came_for(kind, counted, started):
     folder, _, _, _ = started
-    before = json.loads((folder / "use.json").read_text())["month_bytes"]
-    with suppress(worker.WorkerError):  # no message is empty but a query
-        worker.ask(kind, "", [bytes(1000)], CONFIG | {"state-dir": str(folder)})
-    assert json.loads((folder / "use.json").read_text())["month_bytes"] - before == 1000 * counted
+    config = CONFIG | {"state-dir": str(folder), "max-bytes-per-month": 10**12}
+
+    def used():
+        return Use.load(folder, datetime.now()).month_bytes
+
+    before = used()
+    for asked in (config, CONFIG | {"state-dir": str(folder)}):  # without a limit nothing is written
+        with suppress(worker.WorkerError):  # no message is empty but a query
+            worker.ask(kind, "", [bytes(1000)], asked)
+    assert used() - before == 1000 * counted
 
 
 def test_the_folder_and_the_socket_are_the_users_alone(started):

@@ -65,6 +65,11 @@ class Use:
         )
 
 
+def has_limits(owner: NodeConfig) -> bool:
+    """Return whether an owner bounds what a device does in a day or month; else nothing is written of it."""
+    return owner.max_bytes_per_month is not None or owner.max_minutes_per_day is not None
+
+
 def note_use(folder: Path, nbytes: int, seconds: float, now: datetime) -> None:
     """Add to what a device has done: the weights that came and went, and how long it has worked."""
     use = Use.load(folder, now)
