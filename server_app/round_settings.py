@@ -17,15 +17,15 @@ from wildflower.strategies.aggregation import Aggregation
 from wildflower.strategies.privacy import Privacy, noise_multiplier_for
 from wildflower.strategies.run_settings import RoundSettings
 from wildflower.tasks.scoring import HELD_OUT
-from wildflower.tasks.task import Task, TaskSpec
+from wildflower.tasks.task import Task
 
 
-def settings_of(config: RunConfig, spec: TaskSpec, task: Task, family: Family) -> RoundSettings:
+def settings_of(config: RunConfig, task: Task, family: Family) -> RoundSettings:
     """Return the settings of a run; ConfigError where they do not go with its family, or with one another."""
     return RoundSettings(
         run=config.run_name,
-        replaced_devices=spec.devices - config.devices,
-        task=spec.to_json(),
+        replaced_devices=task.spec.devices - config.devices,
+        task=task.spec.to_json(),
         task_name=config.task,
         seed=config.seed,
         rounds=config.rounds,

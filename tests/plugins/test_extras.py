@@ -16,14 +16,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.small_run import small_config, started
-from wildflower.cli import command, export
+from wildflower.cli import command
 from wildflower.launch.experiment import run_experiment
 from wildflower.launch.tuning import tune
+from wildflower.messages import programs
 from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
 from wildflower.papers import made
 from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_text
-from wildflower.server_app import app, pages
+from wildflower.server_app import building, pages
 from wildflower.server_app.advice import _gap
 from wildflower.server_app.compared_runs import Group
 from wildflower.server_app.comparison_figures import figure
@@ -128,9 +129,9 @@ USES = {
     ],
     "seqeval": [lambda _: text_of(lambda: EntityF1(("O",)).sums(torch.zeros(1, 1, 1), torch.zeros(1, 1).long()))],
     "opacus": [lambda folder: told(folder, "dp.epsilon=3.25", "strategy=fedavg")],
-    "onnxscript": [lambda _: text_of(lambda: export._onnx(None, None))],
-    "onnxruntime": [lambda folder: text_of(lambda: export._read_onnx(folder / "model.onnx", None))],
-    "executorch": [lambda folder: text_of(lambda: export._read_pte(folder / "model.pte", None))],
+    "onnxscript": [lambda _: text_of(lambda: programs._onnx(None, None))],
+    "onnxruntime": [lambda folder: text_of(lambda: programs._read_onnx(folder / "model.onnx", None))],
+    "executorch": [lambda folder: text_of(lambda: programs._read_pte(folder / "model.pte", None))],
     "matplotlib": [lambda _: text_of(lambda: figure([], scale_of(None)))],
     "optuna": [
         lambda folder: text_of(lambda: tune(folder / "exp.toml", [], {}, 1, folder, Console(file=io.StringIO())))
@@ -154,9 +155,9 @@ def test_whoever_needs_a_library_that_is_missing_is_told_both_commands(library, 
 
 def test_a_run_scored_by_entities_does_not_begin_without_what_counts_them(block, tmp_path, monkeypatch):
     config = small_config(tmp_path)
-    task = copy(load_task(app.task_spec(config)))
+    task = copy(load_task(building.task_spec(config)))
     task.metric = EntityF1(("O",))
-    monkeypatch.setattr(app, "load_task", lambda _: task)
+    monkeypatch.setattr(building, "load_task", lambda _: task)
     block("seqeval")
     assert "needs seqeval" in text_of(lambda: started(config))
 

@@ -14,7 +14,7 @@ from tests.small_run import METHODS, by_method, connected_grid, simulated_grid, 
 from wildflower.models.architecture import Architecture
 from wildflower.models.network import lighten
 from wildflower.rounds.evaluation import Scores
-from wildflower.server_app import app
+from wildflower.server_app import building
 from wildflower.server_app.app import build, run
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.models import ModelError, ModelInfo, drop_models_after, load_model, save_models
@@ -156,7 +156,7 @@ def test_there_is_one_file_per_model_and_no_pickle(tmp_path):
 def accuracies(monkeypatch):
     """Scores as the test wants them, one per evaluation."""
     values = []
-    monkeypatch.setattr(app, "scorer", lambda task, held_out: lambda model: Scores(values.pop(0), 1.0))
+    monkeypatch.setattr(building, "scorer", lambda task, held_out: lambda model: Scores(values.pop(0), 1.0))
     return values
 
 

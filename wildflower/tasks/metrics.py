@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from typing_extensions import override
 
 from wildflower.plugins.extras import needed
@@ -356,14 +357,14 @@ class Spearman(Metric):
 
     @override
     def value(self, sums: Sequence[float], examples: int) -> float:
-        rows = [sums[start : start + self.steps] for start in range(0, len(sums), self.steps)]
-        of_row = _ranks_from_the_middle([math.fsum(row) for row in rows])
-        of_column = _ranks_from_the_middle([math.fsum(column) for column in zip(*rows, strict=True)])
-        pairs = [(x, y, n) for x, row in zip(of_row, rows, strict=True) for y, n in zip(of_column, row, strict=True)]
-        of_x, of_y = (math.fsum(n * pair[which] ** 2 for *pair, n in pairs) for which in (0, 1))
+        counts = np.reshape(sums, (self.steps, self.steps))
+        of_outputs, of_labels = counts.sum(1), counts.sum(0)
+        # Ranks that equal values share, less the mean rank of all.
+        x, y = (np.cumsum(n) - (n + n.sum()) / 2 for n in (of_outputs, of_labels))
+        of_x, of_y = float(of_outputs @ x**2), float(of_labels @ y**2)
         if min(of_x, of_y) <= 0:
             return 0.0
-        products = math.fsum(n * x * y for x, y, n in pairs)
+        products = float(x @ counts @ y)
         return min(1.0, max(-1.0, products / math.sqrt(of_x) / math.sqrt(of_y)))
 
     @override
@@ -371,15 +372,6 @@ class Spearman(Metric):
         _check_counts(sums)
         if math.fsum(sums) != examples:
             raise ValueError(f"{math.fsum(sums):g} pairs of output and label are not those of {examples} examples")
-
-
-def _ranks_from_the_middle(counts: Sequence[float]) -> list[float]:
-    """Return the rank that as many equal values share, by ascending value, less the mean rank of all values."""
-    ranks, before = [], 0.0
-    for count in counts:
-        ranks.append(before + (count - math.fsum(counts)) / 2)
-        before += count
-    return ranks
 
 
 @dataclass(frozen=True)
