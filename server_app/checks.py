@@ -303,7 +303,7 @@ def _check_private(config: RunConfig, need: Need) -> None:
         "aggregation.rule",
         f"{with_it}: one device moves a mean of its kind unboundedly",
     )
-    need(not config.norm_bound, "norm-bound", f"{with_it}: dp.clip is the bound")
+    need(not config.aggregation.norm_bound, "aggregation.norm-bound", f"{with_it}: dp.clip is the bound")
     need(not config.both_models, "both-models", f"{with_it}: a device has one bounded change")
     need(
         not config.aggregation.over_selection,

@@ -232,11 +232,6 @@ class RunConfig(Params):
     weight_decay: Rate = Field(5e-4, description="Weight decay of local training")
     clip_norm: Rate = Field(0.0, description="Largest norm of a gradient; 0 does not clip")
     compute: Compute = Field(default_factory=Compute)
-    norm_bound: Rate = Field(
-        0.0,
-        description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "
-        "(docs/security.md)",
-    )
     aggregation: AggregationRule = Field(default_factory=AggregationRule)
     dp: DifferentialPrivacy = Field(default_factory=DifferentialPrivacy)
     secure_aggregation: SecureAggregation = Field(default_factory=SecureAggregation)

@@ -135,7 +135,7 @@ class Compute(Params):
 
 
 class AggregationRule(Params):
-    """The rule for the values that devices return, and whose are waited for."""
+    """The rule for the values that devices return, how large they may be, and whose are waited for."""
 
     rule: Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"] = Field(
         "mean",
@@ -144,6 +144,11 @@ class AggregationRule(Params):
     )
     trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.2, description="Share of a coordinate's devices that trimmed-mean leaves out at each end"
+    )
+    norm_bound: Rate = Field(
+        0.0,
+        description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "
+        "(docs/security.md)",
     )
     over_selection: Rate = Field(
         0.0,

@@ -33,6 +33,7 @@ MOVED: dict[str, str] = {
     "aggregation": "aggregation.rule",
     "aggregation-trim": "aggregation.trim",
     "over-selection": "aggregation.over-selection",
+    "norm-bound": "aggregation.norm-bound",
     "initial-weights": "initial.weights",
     "initial-names": "initial.names",
     "strong-devices": "strong.devices",

@@ -64,7 +64,7 @@ def settings_of(config: RunConfig, task: Task, family: Family) -> RoundSettings:
         personal_epochs=config.personal.epochs,
         personal_from=config.personal.first_round,
         state_dir=_state_dir(config),
-        norm_bound=config.norm_bound,
+        norm_bound=config.aggregation.norm_bound,
         privacy=privacy_of(config),
         secure_minimum=config.secure_aggregation.minimum,
         aggregation=Aggregation(config.aggregation.rule, config.aggregation.trim),

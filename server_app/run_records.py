@@ -107,7 +107,7 @@ class RoundRecord(Record):
     devices_replied: Count
     devices_failed: Count
     devices_refused: Count
-    devices_bounded: Count  # whose updates were scaled down to norm-bound or dp.clip
+    devices_bounded: Count  # whose updates were scaled down to aggregation.norm-bound or dp.clip
     devices_state_lost: Count = 0  # that began anew because what they kept is gone
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
     training_bytes_down: Bytes  # of tensor sets; with first questions, and the exchanges about masks
@@ -167,7 +167,7 @@ class DeviceRecord(Record):
     simulated_seconds: Seconds | None
     examples: Count | None
     loss: float | None
-    bounded: bool  # its update was scaled down to norm-bound or dp.clip
+    bounded: bool  # its update was scaled down to aggregation.norm-bound or dp.clip
     outcome: str
 
     @field_validator("outcome")

@@ -143,8 +143,8 @@ class AnycostFL(StaticNormMethod[AnycostFLParams]):
         key = f"anycostfl.beta = {beta:g}"
         if norm_bound:
             raise ValueError(
-                f"norm-bound = {norm_bound:g}: it bounds how far weights move, and with {key} devices return "
-                "compressed updates: set norm-bound = 0, or anycostfl.beta = 1"
+                f"aggregation.norm-bound = {norm_bound:g}: it bounds how far weights move, and with {key} devices "
+                "return compressed updates: set aggregation.norm-bound = 0, or anycostfl.beta = 1"
             )
         if any(name.endswith(STATISTICS) for name in self.weights):
             raise ValueError(

@@ -20,8 +20,8 @@ class OneArchitecture(SubModelMethod[P]):
 
     Attributes:
         everyone: whether it is given to devices that cannot afford it.
-        returns_changes: devices return changes, or more than weights: `both-models` and `norm-bound`, which are about
-            weights, do not go with the method.
+        returns_changes: devices return changes, or more than weights: `both-models` and `aggregation.norm-bound`, which
+            are about weights, do not go with the method.
         only_sgd: the method counts the steps of SGD.
     """
 
@@ -38,8 +38,8 @@ class OneArchitecture(SubModelMethod[P]):
             )
         if self.returns_changes and bound:
             raise ValueError(
-                f"norm-bound = {bound:g}: it bounds how far weights move, and devices return more than weights under "
-                f"{self.name()}: set norm-bound = 0"
+                f"aggregation.norm-bound = {bound:g}: it bounds how far weights move, and devices return more than "
+                f"weights under {self.name()}: set aggregation.norm-bound = 0"
             )
         super().__init__(setup, params, by_exit(setup.family) if len(setup.family.segments) > 1 else None)
         self.architecture = self.candidates[0]

@@ -100,7 +100,7 @@ def test_rows_of_classes_that_few_devices_hold_count_as_much_as_those():
     check_sum(found, layout, sent, spans, norm_bound=1e-3)  # nothing has moved, whoever holds the second class
     found.total[1] += int(2 * 20 * SCALE)  # by 2 of the whole weight
     check_sum(found, layout, sent, spans)
-    with pytest.raises(MessageError, match=r"moved by 2, and norm-bound is 1\.9"):
+    with pytest.raises(MessageError, match=r"moved by 2, and aggregation.norm-bound is 1\.9"):
         check_sum(found, layout, sent, spans, norm_bound=1.9)
 
 
@@ -115,5 +115,5 @@ def test_what_devices_have_scaled_down_is_within_the_norm_bound():
             assert moved
             found.add(kept["weight"], weight)
         check_sum(found, layout, sent, norm_bound=bound)
-        with pytest.raises(MessageError, match="norm-bound is"):
+        with pytest.raises(MessageError, match=r"aggregation\.norm-bound is"):
             check_sum(found, layout, sent, norm_bound=bound * 0.8)

@@ -188,7 +188,9 @@ def test_a_device_cannot_pass_the_norm_bound_with_a_sum(costs, tmp_path):
             raise RuntimeError("as the test asked")
 
         grid.tamper = in_training(die if name == "dead" else changed_reply(a_huge_sum))
-        engine, [result] = run_rounds(tmp_path / name, "all-large", grid, 1, **HARDWARE | {"norm-bound": 0.5})
+        engine, [result] = run_rounds(
+            tmp_path / name, "all-large", grid, 1, **HARDWARE | {"aggregation.norm-bound": 0.5}
+        )
         states.append(engine.state().tensors)
     assert same_bits(*states)
     assert {line["device"]: line["outcome"] for line in result.devices} == {

@@ -305,7 +305,12 @@ def test_a_norm_bound_holds_for_the_mean(tmp_path):
     """Devices hold themselves to it, so that honest sums are within it; a coordinate that is moved further is not."""
     far = run(tmp_path / "a", connected_grid(10, tmp_path / "a"), 1, learning_rate=1.0, local_steps=4)
     bounded = run(
-        tmp_path / "b", connected_grid(10, tmp_path / "b"), 1, learning_rate=1.0, local_steps=4, norm_bound=0.05
+        tmp_path / "b",
+        connected_grid(10, tmp_path / "b"),
+        1,
+        learning_rate=1.0,
+        local_steps=4,
+        aggregation__norm_bound=0.05,
     )
     assert bounded.trained(1) == list(range(10))
 
@@ -316,7 +321,7 @@ def test_a_norm_bound_holds_for_the_mean(tmp_path):
     assert moved(far) > 0.1
     assert moved(bounded) <= 0.05 * (1 + 1e-5)
     grid = adding(connected_grid(10, tmp_path / "c"), 7, 2**28 * 120, (1,))  # by 1: plausible without a bound
-    hostile = run(tmp_path / "c", grid, 2, norm_bound=0.05)
+    hostile = run(tmp_path / "c", grid, 2, aggregation__norm_bound=0.05)
     assert same_bits(hostile.models[0], hostile.models[1])
-    assert "norm-bound is 0.05" in hostile.outcomes(1)[0]
+    assert "aggregation.norm-bound is 0.05" in hostile.outcomes(1)[0]
     assert hostile.trained(2) == list(range(10))

@@ -229,7 +229,7 @@ def test_all_tensor_sets_are_summed_over_the_same_orders(tmp_path):
 
 def test_a_worker_bounds_each_tensor_set_that_it_adds_up_and_says_so(tmp_path):
     """Biases are not sent, so that their distance is from zero; the means that come by themselves are near it."""
-    engine, scorer = started_with(Several, tmp_path, **ALL, norm_bound=0.5, learning_rate=1.0)
+    engine, scorer = started_with(Several, tmp_path, **ALL, aggregation__norm_bound=0.5, learning_rate=1.0)
     before = dict(engine.method.weights)
     result = engine.run_round(simulated_grid(2), 1, scorer)
     assert result.record["devices_bounded"] == 6

@@ -129,7 +129,7 @@ def test_robust_aggregation_and_norm_bounds_see_what_was_restored(tmp_path, aggr
     settings = {
         "strategy": "fedavg",
         "aggregation.rule": aggregation,
-        "norm-bound": 5.0,
+        "aggregation.norm-bound": 5.0,
         "rounds": 2,
         "learning-rate": 1e-6,
     }
@@ -275,7 +275,7 @@ def test_late_devices_go_by_what_travels(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("changes", [{"wire": "int8"}, {"norm-bound": 100.0}])
+@pytest.mark.parametrize("changes", [{"wire": "int8"}, {"aggregation.norm-bound": 100.0}])
 def test_what_is_made_for_one_device_is_made_once(tmp_path, monkeypatch, changes):
     """However little is kept of what is sent: a reply is read against what its device was sent, and that is let go."""
     monkeypatch.setattr("wildflower.rounds.requests.MESSAGE_BYTES", 1)

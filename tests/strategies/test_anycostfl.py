@@ -456,7 +456,10 @@ def test_a_simulation_has_the_bits_of_real_nodes_and_counts_what_travels(tmp_pat
     ("keys", "words"),
     [
         ({"anycostfl.beta": 0.02}, "leaves 131 of the 6596 bytes .* it takes 135 .* to 0.021 or more, or to 1"),
-        ({"norm-bound": 1.0}, "norm-bound = 1: .* set norm-bound = 0, or anycostfl.beta = 1"),
+        (
+            {"aggregation.norm-bound": 1.0},
+            "aggregation.norm-bound = 1: .* set aggregation.norm-bound = 0, or anycostfl.beta = 1",
+        ),
         ({"aggregation.rule": "median"}, "aggregation.rule = 'median': strategy = 'anycostfl' relies on the mean"),
         ({"dp.epsilon": 5.0}, "strategy = 'anycostfl': with these settings it learns more of devices"),
         (

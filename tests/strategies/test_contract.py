@@ -421,7 +421,13 @@ def test_one_device_moves_the_model_no_further_than_the_bound(method, tmp_path):
         grid.tamper = lambda message: (
             changed_reply(far_away)(message) if message.metadata.message_type == "train" else message
         )
-        changes = {"fleet": "", "devices": 1, "devices-per-round": 1, "norm-bound": bound, "evaluate-every": 2}
+        changes = {
+            "fleet": "",
+            "devices": 1,
+            "devices-per-round": 1,
+            "aggregation.norm-bound": bound,
+            "evaluate-every": 2,
+        }
         folder = tmp_path / f"{method}-{bound}"
         folder.mkdir()
         engine, scorer = started(small_config(folder, **METHODS[method] | changes))
@@ -437,7 +443,7 @@ def test_one_device_moves_the_model_no_further_than_the_bound(method, tmp_path):
 
 def test_a_node_of_many_devices_bounds_each_before_it_adds(tmp_path):
     """Honest devices, and a bound that they all exceed: the mean of eight is within it."""
-    changes = METHODS["all-large"] | {"evaluate-every": 2, "norm-bound": 1e-3, "learning-rate": 0.5}
+    changes = METHODS["all-large"] | {"evaluate-every": 2, "aggregation.norm-bound": 1e-3, "learning-rate": 0.5}
     engine, scorer = started(small_config(tmp_path, **changes))
     before = {name: value.clone() for name, value in engine.state().tensors.items()}
     result = engine.run_round(simulated_grid(2), 1, scorer)
@@ -446,7 +452,7 @@ def test_a_node_of_many_devices_bounds_each_before_it_adds(tmp_path):
 
 
 def test_a_method_that_wants_every_update_by_itself_gets_it_bounded(tmp_path):
-    changes = METHODS["hypemefed"] | {"evaluate-every": 2, "norm-bound": 1e-3, "learning-rate": 0.5}
+    changes = METHODS["hypemefed"] | {"evaluate-every": 2, "aggregation.norm-bound": 1e-3, "learning-rate": 0.5}
     engine, scorer = started(small_config(tmp_path, **changes))
     seen = []
     honest = engine.method.absorb

@@ -257,7 +257,7 @@ def test_noise_over_real_nodes_is_not_of_the_seed(tmp_path):
         (METHODS["inclusivefl"], "strategy = 'inclusivefl': with these settings it learns more"),
         (METHODS["depthfl"] | {"depthfl.alpha": 0.1}, "strategy = 'depthfl'"),
         (STATIC | {"aggregation.rule": "median"}, "aggregation.rule = 'median': does not go with differential privacy"),
-        (STATIC | {"norm-bound": 1.0}, "norm-bound = 1.0: .*dp.clip is the bound"),
+        (STATIC | {"aggregation.norm-bound": 1.0}, "aggregation.norm-bound = 1.0: .*dp.clip is the bound"),
         (STATIC | {"both-models": True}, "both-models = True"),
         (STATIC | {"aggregation.over-selection": 0.3}, "aggregation.over-selection = 0.3"),
         (STATIC | {"personal.every": 1, "test-fraction": 0.2}, "personal.every = 1"),

@@ -119,7 +119,7 @@ def test_a_bound_on_weights_is_refused():
     """What devices return beside weights has no distance from what they were sent."""
     bounded = setup()
     bounded = replace(bounded, settings=replace(bounded.settings, norm_bound=1.0))
-    with pytest.raises(ValueError, match="set norm-bound = 0"):
+    with pytest.raises(ValueError, match=r"set aggregation\.norm-bound = 0"):
         Scaffold(bounded, ScaffoldParams())
     with pytest.raises(ValueError, match="both-models"):
         Scaffold.check(ScaffoldParams(), both_models=True)

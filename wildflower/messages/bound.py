@@ -102,10 +102,12 @@ def check_sum(
         if not norm_bound and not name.endswith(STATISTICS) and magnitude(change) > limit:
             raise MessageError(
                 f"a coordinate of {name!r} has moved by {magnitude(change):.3g}, and {limit:.3g} is the most that is "
-                "plausible in one round: norm-bound sets another bound, and where training has diverged, a smaller "
-                "learning-rate helps"
+                "plausible in one round: aggregation.norm-bound sets another bound, and where training has diverged, a "
+                "smaller learning-rate helps"
             )
     # Devices round what they have scaled down to 32-bit floats, and sums are in steps of 1 / SCALE.
     slack = 2.0**-24 * (math.sqrt(start_square) + norm_bound) + math.sqrt(layout.numel) / SCALE
     if norm_bound and math.sqrt(moved_square) > norm_bound + slack:
-        raise MessageError(f"the mean has moved by {math.sqrt(moved_square):.4g}, and norm-bound is {norm_bound:g}")
+        raise MessageError(
+            f"the mean has moved by {math.sqrt(moved_square):.4g}, and aggregation.norm-bound is {norm_bound:g}"
+        )

@@ -125,7 +125,7 @@ class Sending:
         far = sorted({a.device for a in work.assignments if a.update is not None and a.update.bounded})
         if far:
             # Under differential privacy clipping is the usual case, and nothing to warn of.
-            level, key = (WARNING, "norm-bound") if self.settings.privacy is None else (INFO, "dp.clip")
+            level, key = (WARNING, "aggregation.norm-bound") if self.settings.privacy is None else (INFO, "dp.clip")
             log(level, "Round %s: the updates of devices %s are scaled down to %s", work.round, far, key)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
