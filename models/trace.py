@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -40,8 +41,16 @@ from wildflower.plugins.reference import PluginError
 aten = torch.ops.aten
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
-# PyTorch's counter knows attention's kernels on GPUs only.
-ATTENTION_ON_CPUS: Mapping[Any, Callable[..., int]] = {
+
+def _recurrent_flops(inputs: Sequence[int], of_inputs: Sequence[int], of_states: Sequence[int]) -> int:
+    """Return the FLOPs of a recurrent layer: each weight is used for each step of each example."""
+    return 2 * math.prod(inputs[:2]) * (math.prod(of_inputs) + math.prod(of_states))
+
+
+# PyTorch's counter knows kernels on GPUs only.
+KERNELS_ON_CPUS: Mapping[Any, Callable[..., int]] = {
+    aten.mkldnn_rnn_layer: lambda *shapes, **__: _recurrent_flops(*shapes[:3]),
+    aten.mkldnn_rnn_layer_backward: lambda *shapes, **__: 2 * _recurrent_flops(*shapes[:3]),
     aten._scaled_dot_product_flash_attention_for_cpu: (
         lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
     ),
@@ -125,11 +134,11 @@ def follow(
     """
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
-    with _without_onednn(), _errors_logged_once(), FakeTensorMode(allow_non_fake_inputs=True):  # constants of its file
+    with _errors_logged_once(), FakeTensorMode(allow_non_fake_inputs=True):  # constants of its file
         model = built(build).train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
         storages = (following or Storages)([*model.parameters(), *model.buffers()])
-        with storages, FlopCounterMode(display=False, custom_mapping=dict(ATTENTION_ON_CPUS)) as counter:
+        with storages, FlopCounterMode(display=False, custom_mapping=dict(KERNELS_ON_CPUS)) as counter:
             storages.hold(inputs)
             try:
                 results = outputs_of(model, inputs)
@@ -211,17 +220,6 @@ def built(build: Callable[[], nn.Module]) -> nn.Module:
                     fake[parameter] = nn.Parameter(empty, parameter.requires_grad)
                 part._parameters[name] = fake[parameter]
     return model
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Turn oneDNN off. It computes an LSTM in one operator, which hides the FLOPs and what is kept for later."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # the stub has the descriptor
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
 
 
 @contextmanager
@@ -315,15 +313,17 @@ class Storages(TorchDispatchMode):
             values = dict(zip((a.name for a in arguments), args, strict=False)) | (kwargs or {})
             leaves = tree_leaves([values.get(a.name) for a in arguments if a.is_write])
             self.written |= {tensor.untyped_storage()._cdata for tensor in leaves if isinstance(tensor, Tensor)}
+        if func is aten.mkldnn_rnn_layer.default:  # the workspace of a fake tensor's is empty
+            result = (*result[:-1], torch.empty(recurrent_workspace(result[0]), dtype=torch.uint8))
         before = self.live_bytes
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.hold(tensor)
+        if (inside := memory_inside(func, args, result)) is not None:
+            counted, tensors = inside
+            self.peak_bytes = max(self.peak_bytes, before + counted(*tensors))
         if func is aten.convolution.default:
-            self._touch(before, forward_copies(args[0], args[1], result))
             self.convolutions.add((tuple(args[0].shape[1:]), tuple(result.shape[1:]), args[1].shape[-1]))
-        elif func is aten.convolution_backward.default:
-            self._touch(before, backward_copies(*args[:3], strided=max(args[4]) > 1, first=not args[10][0]))
         return result
 
     def hold(self, tensor: Tensor) -> None:
@@ -342,8 +342,16 @@ class Storages(TorchDispatchMode):
         self._known.discard(key)
         self.live_bytes -= size
 
-    def _touch(self, before: int, size: int) -> None:
-        self.peak_bytes = max(self.peak_bytes, before + size)
+
+def memory_inside(func: Any, args: Any, result: Any) -> tuple[Callable[..., int], Sequence[Tensor]] | None:
+    """Return what counts the bytes that an operator holds while it runs, and of which tensors; None for most."""
+    if func is aten.convolution.default:
+        return forward_copies, (args[0], args[1], result)
+    if func is aten.convolution_backward.default:
+        return partial(backward_copies, strided=max(args[4]) > 1, first=not args[10][0]), args[:3]
+    if func is aten.mkldnn_rnn_layer_backward.default:
+        return recurrent_copies, (args[0], args[7])
+    return None
 
 
 def _blocked(tensor: Tensor) -> int:
@@ -370,3 +378,22 @@ def backward_copies(gradient: Tensor, inputs: Tensor, weight: Tensor, *, strided
     if not first:
         phases += [copies + _blocked(inputs), 3 * passed if strided else _blocked(inputs) + passed]
     return max(phases)
+
+
+def recurrent_workspace(states: Tensor) -> int:
+    """Return what oneDNN writes forward of the workspace of an LSTM's layer, for (steps, batch, hidden) states.
+
+    Of every step these are the gates and both states, of which there are also the first ones.
+    """
+    steps = states.shape[0]
+    return states.nbytes // steps * (4 * steps + 2 * (steps + 1))
+
+
+def recurrent_copies(inputs: Tensor, states: Tensor) -> int:
+    """Return what an LSTM's layer holds while it runs backward, the gradient of its inputs included.
+
+    The rest of its workspace, in which rows are blocks, and gradients of gates; measured with oneDNN 3.12.
+    """
+    steps, examples, hidden = states.shape
+    rows = 3 * blocked(max(inputs.shape[2], hidden)) + blocked(hidden)
+    return inputs.nbytes + states.itemsize * examples * (steps * 4 * hidden + (steps + 1) * rows)

@@ -24,7 +24,7 @@ from wildflower.models.cost import Convolution
 from wildflower.models.network import Network
 from wildflower.models.trace import follow
 from wildflower.models.traced.graph import GETITEM, Graph, Operation, StateTensor
-from wildflower.models.traced.price import Copies, Factors, Product, Recorder
+from wildflower.models.traced.price import Computed, Factors, Product, Recorder
 from wildflower.models.traced.program import INPUT, Program, reads
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CLOSE = 0.02  # share by which the memory of links may differ from that of the step
 LOSS = -1  # the number of what is behind the last link
-Event = tuple[int, Product | Copies]
+Event = tuple[int, Product | Computed]
 Part = tuple[bool, int]  # of a step: whether it is the way back, and the link
 
 
@@ -88,7 +88,7 @@ class LinkCost:
     carried: list[Event]
     loss_bytes: int
     tensors: list[StateTensor]
-    flops: tuple[list[Product], list[Product]]
+    flops: tuple[list[Product | Computed], list[Product | Computed]]
     examples: int
     graph: Graph
 
@@ -109,20 +109,20 @@ class LinkCost:
             backward_peak_bytes=added + carried - self.loss_bytes + backward_peak,
             training_flops=(there + back) // self.examples,
             keeps_result=False,
-            convolutions=frozenset(_convolution(c, widths) for _, c in self.forward if isinstance(c, Copies)),
+            convolutions=frozenset(_convolution(c, widths) for _, c in self.forward if isinstance(c, Computed)),
             macs=there // 2 // self.examples,
         )
 
     def groups(self) -> set[int]:
         """Return the numbers of the groups on which the costs depend."""
-        products = [product for flops in self.flops for product in flops]
-        for _, what in (*self.forward, *self.backward, *self.carried):
+        products: list[Product] = []
+        for what in (*chain(*self.flops), *(what for _, what in (*self.forward, *self.backward, *self.carried))):
             products += [what] if isinstance(what, Product) else chain(*what.shapes)
         of_tensors = {stretch.group for t in self.tensors for parts in t.dimensions for stretch in parts} - {-1}
         return of_tensors | {n for product in products for terms in product.sums for _, *ns in terms for n in ns}
 
 
-def _convolution(what: Copies, widths: Sequence[int]) -> Convolution:
+def _convolution(what: Computed, widths: Sequence[int]) -> Convolution:
     read, weight, made = (tuple(size.at(widths) for size in shape) for shape in what.shapes)
     return read[1:], made[1:], weight[-1]
 
@@ -276,7 +276,7 @@ def _divided(family: Traced, ends: Sequence[int], recorder: _Marking, batch_size
         parts.append([])
         for number, what in recorder.events[first:end]:
             (gone if what is None else made).setdefault(number, place)
-            sign = -1 if what is None else 0 if isinstance(what, Copies) else 1
+            sign = -1 if what is None else 0 if isinstance(what, Computed) else 1
             parts[-1].append((sign, size_of[number] if what is None else what))
     made.pop(-1, None)  # what has no number
     flops = [recorder.flops[first:end] for (_, first), (_, end) in pairwise(edges)]

@@ -20,11 +20,12 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.trace import ATTENTION_ON_CPUS, Step, Storages, backward_copies, follow, forward_copies
+from wildflower.models.trace import KERNELS_ON_CPUS, Step, Storages, follow, memory_inside
 from wildflower.models.traced.graph import Graph
 
 aten = torch.ops.aten
-COUNTED = {**flop_registry, **{name: shape_wrapper(count) for name, count in ATTENTION_ON_CPUS.items()}}
+COUNTED = {**flop_registry, **{name: shape_wrapper(count) for name, count in KERNELS_ON_CPUS.items()}}
+RECURRENT = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
 FIRST_PRIME = 1_000_003
 MAX_INPUTS = 64  # to a group of a convolution
 
@@ -44,22 +45,17 @@ class Product:
         return found
 
 
-@dataclass
-class Copies:
-    """Memory that a convolution takes inside of it: the shapes of what it reads and makes, forward or backward."""
+@dataclass(frozen=True)
+class Computed:
+    """A number that a function counts for tensors of some shapes, such as memory that an operator takes inside."""
 
+    counted: Callable[..., int]
     shapes: tuple[tuple[Product, ...], ...]
-    backward: bool
-    strided: bool = False
-    first: bool = False
 
     def at(self, widths: Sequence[int]) -> int:
-        """Return the bytes for some widths."""
+        """Return the number for some widths."""
         with torch.device("meta"):
-            tensors = [torch.empty([size.at(widths) for size in shape]) for shape in self.shapes]
-        if self.backward:
-            return backward_copies(*tensors, strided=self.strided, first=self.first)
-        return forward_copies(*tensors)
+            return self.counted(*[torch.empty([size.at(widths) for size in shape]) for shape in self.shapes])
 
 
 class Recorder(Storages):
@@ -69,25 +65,25 @@ class Recorder(Storages):
         super().__init__(fixed)
         self.factors = factors
         self.numbers: dict[int, int] = {}  # storage -> its number
-        self.events: list[tuple[int, Product | Copies | None]] = []
-        self.flops: list[Product] = []
+        self.events: list[tuple[int, Product | Computed | None]] = []
+        self.flops: list[Product | Computed] = []
         self.made: set[tuple[tuple[Product, ...], tuple[Product, ...], int]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the convolution behind which its result is held."""
+        """Note what an operator takes inside of it before its result is held."""
         at = len(self.events)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         counted = COUNTED.get(func._overloadpacket)
-        if counted is not None:
+        if counted is not None and func in RECURRENT:  # whose operations are a sum of two products
+            self.flops.append(Computed(counted, tuple(self._shape(tensor) for tensor in args[:3])))
+        elif counted is not None:
             self.flops.append(self.factors.of(counted(*args, **(kwargs or {}), out_val=result)))
-        if func is aten.convolution.default:
-            shapes = [self._shape(tensor) for tensor in (args[0], args[1], result)]
-            self.events.insert(at, (-1, Copies(tuple(shapes), backward=False)))
-            self.made.add((shapes[0][1:], shapes[2][1:], args[1].shape[-1]))
-        elif func is aten.convolution_backward.default:
-            shapes = [self._shape(tensor) for tensor in args[:3]]
-            copies = Copies(tuple(shapes), backward=True, strided=max(args[4]) > 1, first=not args[10][0])
-            self.events.insert(at, (-1, copies))
+        if (inside := memory_inside(func, args, result)) is not None:
+            count, tensors = inside
+            shapes = tuple(self._shape(tensor) for tensor in tensors)
+            self.events.insert(at, (-1, Computed(count, shapes)))
+            if func is aten.convolution.default:
+                self.made.add((shapes[0][1:], shapes[2][1:], args[1].shape[-1]))
         return result
 
     def hold(self, tensor: Tensor) -> None:
@@ -175,8 +171,8 @@ class Recorded:
     """
 
     step: Step
-    events: list[tuple[int, Product | Copies | None]]
-    flops: list[Product]
+    events: list[tuple[int, Product | Computed | None]]
+    flops: list[Product | Computed]
     convolutions: set[tuple[tuple[Product, ...], tuple[Product, ...], int]]
     share: Fraction
     constant_bytes: int
@@ -192,7 +188,7 @@ class Recorded:
         live = peak = 0
         sizes: dict[int, int] = {}
         for number, what in self.events:
-            if isinstance(what, Copies):
+            if isinstance(what, Computed):
                 peak = max(peak, live + what.at(widths))
             elif what is None:
                 live -= sizes.pop(number)

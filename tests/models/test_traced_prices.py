@@ -6,7 +6,7 @@ import torch
 from tests.models.test_cost import allocated_peak_bytes
 from wildflower.models.cost import OPTIMIZERS, cost
 from wildflower.models.family import make_family
-from wildflower.models.trace import follow
+from wildflower.models.trace import follow, recurrent_copies, recurrent_workspace
 
 torch.set_num_threads(1)
 
@@ -45,13 +45,24 @@ class Recurrent(torch.nn.Module):
         return self.head(self.recurrent(x)[0][:, -1])
 
 
-@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-def test_recurrent_layers_by_hand(kind, gates):
-    """Every weight is used in each of five steps; the inputs and the first state need no gradient."""
+@pytest.mark.parametrize(("kind", "gates", "unneeded"), [("LSTM", 4, 0), ("GRU", 3, 1), ("RNN", 1, 1)])
+def test_recurrent_layers_by_hand(kind, gates, unneeded):
+    """Every weight is used in each of five steps; oneDNN's LSTM also finds unneeded gradients of inputs and state."""
     step = follow(lambda: Recurrent(kind), 6, (5, 3), torch.float32, 2)
     of_inputs, of_states = 2 * gates * 4 * 3, 2 * gates * 4 * 4
-    by_hand = 2 * 5 * of_inputs + (3 * 5 - 1) * of_states + 3 * 2 * 4 * 2
+    by_hand = (3 - unneeded) * 5 * of_inputs + (3 * 5 - unneeded) * of_states + 3 * 2 * 4 * 2
     assert step.cost(6, "sgd").training_flops == by_hand
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN's own workspace is asked")
+def test_an_lstm_holds_about_as_much_as_onednns_workspace():
+    steps, examples, inputs, hidden = 8, 64, 48, 48
+    layer, x = torch.nn.LSTM(inputs, hidden), torch.randn(steps, examples, inputs)
+    state = torch.zeros(1, examples, hidden)
+    weights = [parameter.detach() for parameter in layer.parameters()]
+    options = (False, [], 2, hidden, 1, True, False, False, True)
+    states, _, _, workspace = torch.ops.aten.mkldnn_rnn_layer(x, *weights, state, state, *options)
+    assert recurrent_workspace(states) + recurrent_copies(x, states) == pytest.approx(workspace.nbytes, rel=0.1)
 
 
 @pytest.mark.thorough
