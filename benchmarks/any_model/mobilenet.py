@@ -14,16 +14,16 @@ from wildflower.tasks.idx import load
 
 HERE = Path(__file__).resolve().parent
 WEIGHTS, DATA = "WEIGHTS", "DATA"
-TRAIN, TEST = 6_000, 1_000  # the first examples of each, so that a run takes minutes on one core
+TRAIN, TEST = 3_000, 1_000  # the first examples of each, so that a run takes minutes on one core
 METHODS = {
     "heterofl": ["strategy=heterofl"],
+    "wildflower": ["strategy=wildflower"],
     "fedrolex": ["strategy=fedrolex"],
     "model-search": ["strategy=model-search"],
-    "rafl": ["strategy=rafl", "rafl.searcher=pool"],
-    "recipfl": ["strategy=recipfl", "freeze=features"],  # it takes weights for frozen parts alone
     "depthfl": ["strategy=depthfl"],
+    "rafl": ["strategy=rafl", "rafl.searcher=pool"],
+    "recipfl": ["strategy=recipfl", "freeze=features"],  # which takes weights for frozen parts alone
     "hypemefed": ["strategy=hypemefed"],
-    "wildflower": ["strategy=wildflower"],
 }
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
+from wildflower.models.composition import Frame, total
 from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
 from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.group_family import GroupFamily
@@ -201,6 +202,12 @@ class Traced(GroupFamily):
 
     @override
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        if 0 in arch.widths and not self.read.exits and _is_chain(self):
+            # A step would be followed for each choice of blocks that are left out.
+            from wildflower.models.traced.links import pieces_of
+
+            frame = Frame.of(self, batch_size, optimizer)
+            return total([piece.profile(batch_size, piling=frame.piling) for piece in pieces_of(self, arch)], frame)
         return self._step(arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates).cost(batch_size, optimizer)
 
     @override
@@ -266,6 +273,17 @@ def _followed(family: Traced, arch: Architecture, batch_size: int, *, accumulate
 
     shape, dtype = family.input_shape, family.input_dtype
     return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)
+
+
+@lru_cache(maxsize=64)
+def _is_chain(family: Traced) -> bool:
+    from wildflower.models.traced.links import pieces_of
+
+    try:
+        pieces_of(family, family.full())
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=64)

@@ -155,9 +155,13 @@ def _shape(family: Traced) -> tuple[list[tuple[int, ...]], list[set[int]]]:
     found = inside, [cost.groups() for cost in costs]
     for arch in (family.full(), family.width(0.5), family.smallest()):
         profiles = [piece.profile(2) for piece in _pieces(family, arch, *found)]
-        mine, true = total(profiles, Frame.of(family, 2, "sgd")), family.price(arch, 2, "sgd")
+        mine, true = (
+            total(profiles, Frame.of(family, 2, "sgd")),
+            family._step(arch, 2, accumulates=False).cost(2, "sgd"),
+        )
         memory, wanted = mine.peak_training_memory_bytes, true.peak_training_memory_bytes
-        if mine.parameters != true.parameters or abs(memory - wanted) > CLOSE * wanted:
+        sizes = (mine.parameters, mine.download_bytes) == (true.parameters, true.download_bytes)
+        if not sizes or abs(memory - wanted) > CLOSE * wanted:
             raise ValueError(
                 f"{family.function}: costs of its parts do not add up to those of the whole: {mine.parameters:,} of "
                 f"{true.parameters:,} parameters, {memory:,} of {wanted:,} bytes"

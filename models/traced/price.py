@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -26,8 +27,10 @@ from wildflower.models.traced.graph import Graph
 aten = torch.ops.aten
 COUNTED = {**flop_registry, **{name: shape_wrapper(count) for name, count in KERNELS_ON_CPUS.items()}}
 RECURRENT = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
-FIRST_PRIME = 1_000_003
 MAX_INPUTS = 64  # to a group of a convolution
+DRAWS = 20  # of primes
+FIRST_PRIME = 1_000_003
+LAST_PRIME = 1_300_000  # bytes of three widths are still a number of 64 bits
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,9 @@ class Recorder(Storages):
         elif counted is not None:
             self.flops.append(self.factors.of(counted(*args, **(kwargs or {}), out_val=result)))
         if (inside := memory_inside(func, args, result)) is not None:
-            count, tensors = inside
+            counting, tensors = inside
             shapes = tuple(self._shape(tensor) for tensor in tensors)
-            self.events.insert(at, (-1, Computed(count, shapes)))
+            self.events.insert(at, (-1, Computed(counting, shapes)))
             if func is aten.convolution.default:
                 self.made.add((shapes[0][1:], shapes[2][1:], args[1].shape[-1]))
         return result
@@ -109,12 +112,13 @@ class Factors:
     """Reads of a number which widths it is a product of."""
 
     def __init__(self, graph: Graph) -> None:
-        primes = _primes(len(graph.groups))
-        self.primes = primes
         sums = {tuple(sorted(terms)) for terms in _sums(graph)}
-        values = {terms: sum(t[0] * math.prod(primes[n] for n in t[1:]) for t in terms) for terms in sums}
+        for seed in range(DRAWS):
+            self.primes = primes = _primes(len(graph.groups), seed)
+            values = {terms: sum(t[0] * math.prod(primes[n] for n in t[1:]) for t in terms) for terms in sums}
+            if all(value % prime for value in values.values() for prime in primes):
+                break  # no sum is read as a product, but of a width that all of its parts have
         single = {((1, number),): prime for number, prime in enumerate(primes)}
-        # Sums come first: a prime divides none of them but by chance.
         self.known = dict(sorted(values.items(), key=lambda entry: -entry[1])) | single
 
     def of(self, value: int) -> Product:
@@ -249,11 +253,11 @@ def record(
     return Recorded(step, recorder.events, recorder.flops, recorder.made, share, constant_bytes)
 
 
-def _primes(count: int) -> list[int]:
-    found: list[int] = []
-    number = FIRST_PRIME
-    while len(found) < count:
+def _primes(size: int, seed: int) -> list[int]:
+    """Draw primes, because a sum of neighbors is often a multiple of another."""
+    drawn, found = random.Random(seed), dict[int, None]()
+    while len(found) < size:
+        number = drawn.randrange(FIRST_PRIME, LAST_PRIME, 2)
         if all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2)):
-            found.append(number)
-        number += 2
-    return found
+            found[number] = None
+    return list(found)

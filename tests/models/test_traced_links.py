@@ -25,7 +25,7 @@ def test_costs_of_links_add_up_to_the_price_of_any_width_and_depth(name, optimiz
     for arch in (family.full(), family.sample(rng)):
         frame = Frame.of(family, 12, optimizer)
         found = total([piece.profile(12, piling=frame.piling) for piece in pieces_of(family, arch)], frame)
-        true = family.price(arch, 12, optimizer)
+        true = family._step(arch, 12, accumulates=not frame.piling).cost(12, optimizer)
         assert found.peak_training_memory_bytes == pytest.approx(true.peak_training_memory_bytes, rel=0.01)
         assert (found.parameters, found.download_bytes) == (true.parameters, true.download_bytes)
         assert found.training_flops == true.training_flops
@@ -41,6 +41,20 @@ def test_the_exact_search_finds_the_largest_of_all_that_fit():
         budget = Budget(memory_bytes=int(share * largest))
         best = max(price.parameters for price in prices if price.peak_training_memory_bytes <= budget.memory_bytes)
         assert search.optimum(budget) == pytest.approx(best, rel=0.02)
+
+
+def test_what_lacks_blocks_is_priced_without_following_it(monkeypatch):
+    """There are as many choices of blocks as subsets: the step of the whole is followed, and no other one."""
+    family = family_of("Residual")
+    whole, shortened = family.full(), family.smallest()
+    assert 0 in shortened.widths
+    true = family._step(shortened, 12, accumulates=False).cost(12, "sgd")
+    family.price(whole, 12, "sgd")
+    family.price(shortened, 12, "sgd")
+    monkeypatch.setattr("wildflower.models.traced.family._recorded", None)
+    found = family.price(shortened, 12, "sgd")
+    assert found.peak_training_memory_bytes == pytest.approx(true.peak_training_memory_bytes, rel=0.01)
+    assert (found.payload_bytes, found.training_flops) == (true.payload_bytes, true.training_flops)
 
 
 def test_what_is_no_chain_is_said():

@@ -7,6 +7,7 @@ from tests.models.test_cost import allocated_peak_bytes
 from wildflower.models.cost import OPTIMIZERS, cost
 from wildflower.models.family import make_family
 from wildflower.models.trace import follow, recurrent_copies, recurrent_workspace
+from wildflower.models.traced.price import Factors
 
 torch.set_num_threads(1)
 
@@ -137,3 +138,15 @@ def test_a_network_may_answer_for_every_token():
     assert cost(family, family.full(), batch_size=2, optimizer="sgd").parameters > 40 * 16
     with pytest.raises(ValueError, match=r"returns \(2, 5, 12\) .* must return one tensor of \(batch, 12\)"):
         follow(lambda: family.build(family.full()), 2, (12,), torch.int64, 12)
+
+
+def test_a_number_is_read_as_a_product_of_widths():
+    """Also where primes are the mean of two others, or where a factor is larger than the smallest of them."""
+    family = make_family({"name": "own_traced:Dense", "input_shape": [1, 8, 8], "classes": 7})
+    factors = Factors(family.read)
+    first = factors.primes[0]
+    widths = [3 + number for number in range(len(factors.primes))]
+    assert factors.of(1_204_224 * first).at(widths) == 1_204_224 * 3
+    assert factors.of(32 * first * (9 * first + 1)).at(widths) == 32 * 3 * (9 * 3 + 1)
+    for terms, size in factors.known.items():
+        assert len(terms) == 1 or all(size % prime for prime in factors.primes)
