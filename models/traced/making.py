@@ -104,8 +104,14 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
             answers = []
             for network in (module.train(training), program.train(training)):
                 given = inputs.clone()
-                with same_draws(size):
-                    answers.append(answer_of(network, given))
+                try:
+                    with same_draws(size):
+                        answers.append(answer_of(network, given))
+                except (RuntimeError, ValueError, IndexError) as error:
+                    raise PluginError(
+                        f"{where}: {'the module' if network is module else 'its graph'} does not take a batch of "
+                        f"{size}: {one_sentence(error)}. Take sizes from the input, as in x.shape[0], {WHOLE}"
+                    ) from error
                 if not torch.equal(given, inputs):
                     raise PluginError(changed_input(module))
             _compare(where, "answers", *answers, training=training)

@@ -19,14 +19,15 @@ def _names(text: str) -> frozenset[str]:
 # Of these the result has an entry per entry of the arguments, which are broadcast.
 ELEMENTWISE = _names(
     """
-    abs abs_ add add_ atan2 ceil clamp clamp_ clamp_max clamp_min clone celu celu_ copysign cos div div_ elu
-    elu_ eq erf exp exp_ expm1 floor floor_divide fmod ge gelu gelu_ gt hardsigmoid hardsigmoid_ hardswish
-    hardswish_ hardtanh hardtanh_ isfinite isinf isnan le leaky_relu leaky_relu_ lerp log log10 log1p log2
-    log_sigmoid logical_and logical_not logical_or logical_xor lt masked_fill masked_fill_ max maximum min
-    minimum mish mish_ mul mul_ ne neg bitwise_and bitwise_not bitwise_or bitwise_xor __and__ __or__ __xor__
-    rsub reciprocal relu relu6 relu6_ relu_ remainder round rsqrt selu selu_ sigmoid sigmoid_ sign silu silu_
-    sin softplus sqrt square sub sub_ tan tanh tanh_ threshold threshold_ trunc where xlogy addcmul addcdiv pow
-    pow_ erfinv
+    abs abs_ acos acosh add add_ asin asinh atan atan2 atanh ceil clamp clamp_ clamp_max clamp_max_ clamp_min
+    clamp_min_ clone celu celu_ copysign cos cosh div div_ elu elu_ eq erf exp exp2 exp_ expm1 floor floor_
+    floor_divide fmax fmin fmod frac ge gelu gelu_ gt hardshrink hardsigmoid hardsigmoid_ hardswish hardswish_
+    hardtanh hardtanh_ heaviside hypot isfinite isinf isnan le leaky_relu leaky_relu_ lerp log log10 log1p log2
+    log_sigmoid logaddexp logical_and logical_not logical_or logical_xor logit lt masked_fill masked_fill_ max
+    maximum min minimum mish mish_ mul mul_ ne neg neg_ bitwise_and bitwise_not bitwise_or bitwise_xor __and__
+    __or__ __xor__ rsub reciprocal relu relu6 relu6_ relu_ remainder round rrelu rrelu_ rsqrt selu selu_ sgn
+    sigmoid sigmoid_ sign silu silu_ sin sinc sinh softplus softshrink sqrt square sub sub_ tan tanh tanh_
+    threshold threshold_ trunc where xlogy addcmul addcdiv pow pow_ erfinv _weight_norm
     """
 )
 # Of these it has the layout of the first argument.
@@ -57,7 +58,9 @@ POOLING = _names(
     """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
     avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool2d_with_indices max_pool3d upsample_bicubic2d
-    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    adaptive_max_pool3d
     """
 )
 VIEWS = _names(
@@ -78,20 +81,21 @@ NORMS = _names(
 )
 OTHERS = _names(
     """
-    addmm baddbmm bmm cat chunk concat concatenate copy_ dot einsum embedding expand expand_as flip gru index
-    index_select linear lstm matmul max min mm movedim mv narrow numpy_T pad constant_pad_nd permute
+    addmm baddbmm bmm cat chunk concat concatenate copy_ dot einsum embedding expand expand_as flip glu gru index
+    index_select linear lstm matmul max min mm moveaxis movedim mv narrow numpy_T pad constant_pad_nd permute
     pixel_shuffle repeat repeat_interleave roll scaled_dot_product_attention select slice split split_with_sizes
-    stack swapaxes t prelu tensor_split transpose transpose_ unbind rnn_tanh rnn_relu channel_shuffle
+    stack swapaxes swapdims t prelu tensor_split transpose transpose_ unbind rnn_tanh rnn_relu channel_shuffle
     """
 )
 OPAQUE = _names(
     """
-    diff affine_grid_generator argsort bucketize cosine_similarity cross cumprod diagonal embedding_bag fft_fft
-    fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 gather grid_sampler im2col col2im
+    diff affine_grid_generator argsort bucketize cosine_similarity cross cummax cummin cumprod diagonal embedding_bag
+    fft_fft fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 gather grid_sampler im2col col2im
     kthvalue linalg_inv linalg_matrix_exp linalg_norm linalg_solve logcumsumexp masked_scatter median meshgrid
-    multinomial one_hot outer pixel_unshuffle real imag reflection_pad1d reflection_pad2d replication_pad1d
-    replication_pad2d scatter scatter_add searchsorted sort take_along_dim tensordot topk unfold view_as_complex
-    view_as_real cdist bilinear trace inverse index_add index_put index_put_ masked_select polar complex
+    max_unpool1d max_unpool2d multinomial one_hot outer pixel_unshuffle real imag reflection_pad1d reflection_pad2d
+    replication_pad1d replication_pad2d rot90 scatter scatter_add searchsorted sort take_along_dim tensordot topk
+    unfold view_as_complex view_as_real cdist bilinear trace inverse index_add index_put index_put_ masked_select
+    polar complex
     """
 )
 ALLOWED = frozenset().union(

@@ -183,6 +183,17 @@ def split(found: Propagation, node: Node) -> Found:
     return [[*layouts[:dimension], part, *layouts[dimension + 1 :]] for part in parts]
 
 
+def gated(found: Propagation, node: Node) -> Layouts:
+    """The first half of one dimension, times a gate that is the second."""
+    layouts, dimension = _first(found, node), arguments(node)["dim"]
+    halves = cut_at(layouts[dimension], [size_of(layouts[dimension]) // 2])
+    if halves is None:
+        raise CannotAlignError("its halves cannot be told")
+    unify(*halves)
+    layouts[dimension] = resolved(halves[0])
+    return layouts
+
+
 def unbind(found: Propagation, node: Node) -> Found:
     """A tensor per entry of a dimension."""
     layouts, dimension = _first(found, node), arguments(node)["dim"]
@@ -345,7 +356,7 @@ def channel_shuffle(found: Propagation, node: Node) -> Layouts:
 
 SHAPE_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     **dict.fromkeys(VIEWS, view),
-    **dict.fromkeys(("transpose", "transpose_", "swapaxes"), transpose),
+    **dict.fromkeys(("transpose", "transpose_", "swapaxes", "swapdims"), transpose),
     **dict.fromkeys(("t", "numpy_T"), reverse),
     **dict.fromkeys(("expand", "expand_as"), expand),
     **dict.fromkeys(("cat", "concat", "concatenate"), concatenate),
@@ -356,8 +367,9 @@ SHAPE_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     **dict.fromkeys(POOLING, pooling),
     **dict.fromkeys(("pad", "constant_pad_nd"), padding),
     **dict.fromkeys(("roll", "flip"), rolled),
+    "glu": gated,
     "permute": permute,
-    "movedim": movedim,
+    **dict.fromkeys(("movedim", "moveaxis"), movedim),
     "repeat": repeat,
     "repeat_interleave": repeat_interleave,
     "stack": stack,

@@ -29,7 +29,7 @@ from wildflower.models.traced.graph import (
 from wildflower.models.traced.groups import Group, groups_of, pinned_of
 from wildflower.models.traced.layer_rules import LAYER_RULES
 from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
-from wildflower.models.traced.operators import CONVOLUTIONS, CREATION, full_name, short_name
+from wildflower.models.traced.operators import CONVOLUTIONS, CREATION, OPAQUE, full_name, short_name
 from wildflower.models.traced.propagation import Propagation, arguments
 from wildflower.models.traced.shape_rules import SHAPE_RULES
 from wildflower.models.traced.tracing import Traced, trace
@@ -296,6 +296,11 @@ class Written:
         elif name in ("layer_norm", "rms_norm"):
             last = self.found.of(node)[-len(given["normalized_shape"]) :]
             given["normalized_shape"] = [self._argument(layout) for layout in last]
+        elif name in OPAQUE:  # no other dimension has the size of the batch
+            examples, batch = self.traced.batch_size, {"s": [[1, BATCH]]}
+            for key, sizes in given.items():
+                if isinstance(sizes, list):
+                    given[key] = [batch if size == examples else size for size in sizes]
         return target, given
 
 

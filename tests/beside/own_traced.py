@@ -295,3 +295,18 @@ def described(spec, input_shape, classes):
     """Return the whole network of a built-in family as a module."""
     family = make_family({**spec, "input_shape": list(input_shape), "classes": classes})
     return family.build(family.full())
+
+
+class Gated(nn.Module):
+    """Gated linear units, a grid of positions, and a head that is normalized by its weights."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.stem, self.mix = nn.Conv2d(1, 12, 3, padding=1), nn.Conv2d(6, 8, 1)
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(8, classes))
+        self.turned = nn.Parameter(torch.eye(2, 3))
+
+    def forward(self, x):
+        grid = F.affine_grid(self.turned.expand(x.shape[0], 2, 3), [x.shape[0], 6, 4, 4], align_corners=False)
+        x = F.grid_sample(x, grid, align_corners=False)
+        return self.head(self.mix(F.glu(self.stem(x), 1)).exp2().moveaxis(1, -1).mean((1, 2)))

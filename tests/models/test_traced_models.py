@@ -23,9 +23,9 @@ from wildflower.models.traced.own_module import own_module
 from wildflower.models.weights import with_weights
 from wildflower.strategies.noise import Noise
 
-IMAGES = ("Dense", "Residual", "Separable", "Dense2", "Patches")
+IMAGES = ("Dense", "Residual", "Separable", "Dense2", "Patches", "Gated")
 TOKENS = ("Words", "Tied")
-EXACT = ("Dense", "Residual", "Dense2", "Words", "Tied")  # no norm over what is cut
+EXACT = ("Dense", "Residual", "Dense2", "Words", "Tied", "Gated")  # no norm over what is cut
 
 
 @lru_cache
