@@ -58,8 +58,13 @@ def wanted_places(
     [answer] = traced.graphs[True].output_node().all_input_nodes
     if cuts.exits:
         return _named(where, cuts.exits, results, traced, found)
-    if not cuts.early_exits or len(found.of(answer)) != 2:
+    if not cuts.early_exits:
         return []
+    if len(found.of(answer)) != 2:
+        raise PluginError(
+            f"{where}: early exits answer with (batch, classes), and the module answers for each position: take a "
+            "method without exits, such as heterofl or model-search"
+        )
     ends = [names[-1] for names in stacks.values()]
     if len(stacks) == 1:
         [names] = stacks.values()

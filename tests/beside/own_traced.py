@@ -310,3 +310,14 @@ class Gated(nn.Module):
         grid = F.affine_grid(self.turned.expand(x.shape[0], 2, 3), [x.shape[0], 6, 4, 4], align_corners=False)
         x = F.grid_sample(x, grid, align_corners=False)
         return self.head(self.mix(F.glu(self.stem(x), 1)).exp2().moveaxis(1, -1).mean((1, 2)))
+
+
+class Labels(nn.Module):
+    """A label for each token."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.words, self.hidden, self.head = nn.Embedding(20, 8), nn.Linear(8, 12), nn.Linear(12, classes)
+
+    def forward(self, tokens):
+        return self.head(self.hidden(self.words(tokens)).relu()).transpose(1, 2)

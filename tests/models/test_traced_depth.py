@@ -14,6 +14,7 @@ from wildflower.models.family import make_family
 from wildflower.models.trace import follow
 from wildflower.models.traced.graph import write_graph
 from wildflower.models.weights import with_weights
+from wildflower.plugins.reference import PluginError
 from wildflower.server_app.app import run
 
 STACKED = {"Dense": "layers.2", "Residual": "layer2.1", "Patches": "blocks.1"}
@@ -211,3 +212,10 @@ def test_methods_that_train_exits_or_depths_train_a_module(name, method, tmp_pat
 def test_methods_that_take_one_stack_train_a_module(name, method, tmp_path):
     keys = {"family": f"own_traced:{name}", "strategy": method, "rounds": 1, "evaluate-every": 1}
     run(simulated_grid(), small_config(tmp_path, **keys))
+
+
+def test_exits_of_answers_per_position_are_refused_in_words():
+    name = {"name": "own_traced:Labels", "input_shape": [6], "classes": 7, "tokens": True}
+    assert make_family(name).answer(make_family(name).full(), 2) == (7, 6)
+    with pytest.raises(PluginError, match="answers for each position: take a method without exits, such as heterofl"):
+        make_family({**name, "early_exits": True})
