@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class Deployment:
 
     Attributes:
         database: the SuperLink's file, in a folder of its own.
+        started: its processes, the SuperLink first where that was started first.
         secrets: the folder of `deploy/certs`, where the SuperLink has TLS and knows its nodes by their keys.
     """
 
@@ -36,7 +37,7 @@ class Deployment:
         self.secrets = folder / "secrets" if key_count else None
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._started: list[subprocess.Popen[bytes]] = []
+        self.started: list[subprocess.Popen[bytes]] = []
         (folder / "here").mkdir(parents=True)
         self.database = folder / "database" / "state.db"
         self.database.parent.mkdir(exist_ok=True)
@@ -75,6 +76,7 @@ class Deployment:
         again: bool = False,
         environment: Mapping[str, str] | None = None,
         log: str = "",
+        options: Sequence[str] = (),
         **config: str,
     ) -> subprocess.Popen[bytes]:
         """Start the SuperNode of a device.
@@ -85,6 +87,7 @@ class Deployment:
             again: it is started again whenever it ends, and is not waited for.
             environment: more of it.
             log: the name of the file for what it prints; "" names it after the device.
+            options: more of the command.
             config: more of its node config.
         """
         port = free_port()
@@ -96,6 +99,7 @@ class Deployment:
             *("wildflower-node", "--isolation", "subprocess"),
             *("--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)),
             *self._node_trust(device),
+            *options,
             *("--node-config", " ".join(words)),
             environment=environment,
         )
@@ -128,7 +132,7 @@ class Deployment:
 
     def close(self) -> None:
         """Stop everything."""
-        stop_everything(self._started, self.folder)
+        stop_everything(self.started, self.folder)
 
     def _start(self, log: str, *command: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         with (self.folder / log).open("ab") as file:
@@ -141,7 +145,7 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._started.append(process)
+        self.started.append(process)
         return process
 
     def _wait(self, process: subprocess.Popen[bytes], port: int, secrets: Path | None = None) -> None:

@@ -111,6 +111,35 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path):
 
 @pytest.mark.flower
 @pytest.mark.worker
+def test_a_node_that_trusts_a_key_runs_the_apps_alone_that_it_has_signed(tmp_path):
+    deployment = Deployment(tmp_path / "flower", key_count=1)
+    assert deployment.secrets is not None
+    try:
+        deployment.start_superlink()
+        deployment.enroll()
+        deployment.start_node(0, of=1, options=["--trusted-entities", str(deployment.secrets / "trusted.yaml")])
+        one = EXPERIMENT.replace("devices = 2", "devices = 1").replace("devices-per-round = 2", "devices-per-round = 1")
+        (tmp_path / "experiment.toml").write_text(one)
+        given = [str(tmp_path / "experiment.toml"), "--set", f"output-dir={tmp_path}", "--set", "rounds=1"]
+        signed = deployment.run(*given, "--sign", str(deployment.secrets / "app.key"))
+        output, _ = signed.communicate()
+        assert signed.returncode == 0, output
+        assert [device.outcome for device in read_devices(tmp_path / "one")] == ["trained"]
+        unsigned = deployment.run(*given, "--set", "run-name=other")
+        log = tmp_path / "flower" / "node-0.log"
+        end = time.monotonic() + 120
+        while "FAB verification failed" not in log.read_text():
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.2)
+        assert "The app has no signature" in log.read_text()
+        kill(unsigned)
+        assert not list(read_devices(tmp_path / "other"))
+    finally:
+        deployment.close()
+
+
+@pytest.mark.flower
+@pytest.mark.worker
 def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tmp_path):
     installed = tmp_path / "installed" / "a_package"
     installed.mkdir(parents=True)
