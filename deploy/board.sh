@@ -47,6 +47,8 @@ starts a systemd service that restarts when it ends. Run as root.
   --device NUMBER        which device this is, from 0; no two may have the same
   --ca FILE              ca.crt of deploy/certs
   --key FILE             the node's private key: nodes/NAME of deploy/certs --add-node NAME; its .pub must be enrolled
+  --enrollment HOST:PORT in place of --key: this device makes its key, and enrolls it where deploy/enrollment runs,
+                         with --enrollment-token FILE of its kit
   --bandwidth HOST:PORT  the bandwidth service, with --token FILE
   --token FILE           bandwidth.token of deploy/certs
   --trusted FILE         trusted.yaml of deploy/certs: run only apps that app.key has signed (wildflower run --sign)
@@ -78,11 +80,26 @@ synchronize_time() {
         echo "$board: the clock is set by no service here: install systemd-timesyncd or chrony" >&2
 }
 
+# Make the key of this device, and enroll it with the token of its kit. The key gets its place once it is enrolled.
+enroll_key() {
+    act rm -f "$keys/new.key" "$keys/new.key.pub"
+    act ssh-keygen -q -t ecdsa -b 384 -N '' -C "$(cut -d ' ' -f 1 "$2")" -f "$keys/new.key"
+    [ -n "$dry_run" ] || cat "$2" "$keys/new.key.pub" >"$keys/enrollment"
+    act curl --silent --show-error --fail-with-body --max-time 60 --cacert "$3" --data-binary "@$keys/enrollment" "https://$1/" || {
+        act rm -f "$keys/new.key" "$keys/new.key.pub" "$keys/enrollment"
+        stop "this device could not enroll its key at $1: see above"
+    }
+    act chown root:wildflower "$keys/new.key"
+    act chmod 0640 "$keys/new.key"
+    act mv "$keys/new.key" "$keys/node.key"
+    act rm -f "$keys/new.key.pub" "$keys/enrollment"
+}
+
 # One value of a node config, quoted for Flower inside the quotes of systemd.
 text() { printf '%s=\\"%s\\"' "$1" "$2"; }
 
 main() {
-    local superlink='' device='' ca='' key='' bandwidth='' token='' trusted='' data='' task=install
+    local superlink='' device='' ca='' key='' bandwidth='' token='' trusted='' data='' enrollment='' enrollment_token='' task=install
     dry_run='' torch_index='' gpu_python='' prebuilt='' memory_max='' cpu_quota='' nice=10
     while [ $# -gt 0 ]; do
         case $1 in
@@ -96,6 +113,8 @@ main() {
             --device) device=$2 ;;
             --ca) ca=$2 ;;
             --key) key=$2 ;;
+            --enrollment) enrollment=$2 ;;
+            --enrollment-token) enrollment_token=$2 ;;
             --bandwidth) bandwidth=$2 ;;
             --token) token=$2 ;;
             --trusted) trusted=$2 ;;
@@ -124,8 +143,10 @@ main() {
     [[ $superlink =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--superlink '$superlink': expected HOST:PORT"
     [[ $device =~ ^(0|[1-9][0-9]*)$ ]] || stop "--device '$device': expected a whole number from 0"
     [ -r "$ca" ] || stop "--ca '$ca': no such file"
-    [ -r "$key" ] || stop "--key '$key': no such file"
-    grep -q 'PRIVATE KEY' "$key" || stop "--key '$key' is no private key: it is the file without .pub"
+    [[ -z $enrollment || $enrollment =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--enrollment '$enrollment': expected HOST:PORT"
+    [ -z "$enrollment" ] || [ -r "$enrollment_token" ] || stop "--enrollment needs --enrollment-token FILE"
+    [ -n "$enrollment" ] || [ -r "$key" ] || stop "--key '$key': no such file"
+    [ -n "$enrollment" ] || grep -q 'PRIVATE KEY' "$key" || stop "--key '$key' is no private key: it is the file without .pub"
     [ -z "$bandwidth$token" ] || [ -r "$token" ] || stop "--bandwidth needs --token FILE"
     [ -z "$token" ] || [[ $bandwidth =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--token needs --bandwidth HOST:PORT"
     [ -z "$trusted" ] || [ -r "$trusted" ] || stop "--trusted '$trusted': no such file"
@@ -148,7 +169,11 @@ main() {
     act install --directory --owner=wildflower --group=wildflower --mode=0700 "$state" "$state/cache"
     act install --directory --owner=root --group=wildflower --mode=0750 "$keys"
     act install --owner=root --group=wildflower --mode=0640 "$ca" "$keys/ca.crt"
-    act install --owner=root --group=wildflower --mode=0640 "$key" "$keys/node.key"
+    if [ -z "$enrollment" ]; then
+        act install --owner=root --group=wildflower --mode=0640 "$key" "$keys/node.key"
+    elif [ -n "$dry_run" ] || [ ! -e "$keys/node.key" ]; then
+        enroll_key "$enrollment" "$enrollment_token" "$ca"
+    fi
     [ -z "$token" ] || act install --owner=root --group=wildflower --mode=0640 "$token" "$keys/bandwidth.token"
     [ -z "$trusted" ] || act install --owner=root --group=wildflower --mode=0640 "$trusted" "$keys/trusted.yaml"
 

@@ -1,0 +1,163 @@
+"""Devices that enroll keys of their own with a one-time token, and keys that expire."""
+
+import runpy
+import ssl
+import subprocess
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from flwr.proto.control_pb2 import ListNodesResponse, UnregisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
+
+from tests.deploy.test_scripts import (  # noqa: F401  fixtures among them
+    DEPLOY,
+    enroll,
+    kits,
+    own_secrets,
+    pytestmark,
+    secrets,
+    superlink,
+)
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return runpy.run_path(str(DEPLOY / "enrollment"))
+
+
+@pytest.fixture
+def kit(own_secrets):  # noqa: F811
+    code, text = kits(own_secrets, "--count", 2, "--token-days", 7, "--enrollment", "fl.example:9200")
+    assert code == 0, text
+    assert "Run deploy/enrollment while they are installed" in text
+    return own_secrets / "kits" / "device-0"
+
+
+def key_of(folder: Path, name: str = "mine") -> str:
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(folder / name)]
+    subprocess.run(command, check=True)
+    return (folder / f"{name}.pub").read_text()
+
+
+def body_of(kit: Path, key: str) -> bytes:
+    return ((kit / "enrollment.token").read_text() + key).encode()
+
+
+def test_a_kit_with_a_token_holds_no_key(kit, own_secrets):  # noqa: F811
+    assert {file.name for file in kit.iterdir()} == {"ca.crt", "enrollment.token", "number", "install.txt"}
+    token = (kit / "enrollment.token").read_text().split()[1]
+    assert token not in (own_secrets / "tokens" / "device-0").read_text()
+    assert not (own_secrets / "public" / "device-0.pub").exists()
+    words = (kit / "install.txt").read_text().split()[2:]
+    done = subprocess.run(
+        [DEPLOY / "raspberry-pi/install", "--dry-run", *words], cwd=kit, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "+ ssh-keygen -q -t ecdsa -b 384" in done.stdout
+    assert "https://fl.example:9200/" in done.stdout
+    assert token not in done.stdout
+
+
+def test_a_token_is_good_for_one_key(program, kit, own_secrets, tmp_path):  # noqa: F811
+    registered = []
+    key = key_of(tmp_path)
+    name = program["enroll"](
+        body_of(kit, key), own_secrets, lambda public: registered.append(public) or True, time.time()
+    )
+    assert (name, [path.read_text() for path in registered]) == ("device-0", [key])
+    with pytest.raises(program["Refused"], match="was used before"):
+        program["enroll"](body_of(kit, key_of(tmp_path, "another")), own_secrets, registered.append, time.time())
+    assert (own_secrets / "public" / "device-0.pub").read_text() == key
+    assert len(registered) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body.replace(b"device-0", b"device-1", 1), "there is no such token"),
+        (lambda body: body.replace(b"device-0", b"device-9", 1), "there is no such token"),
+        (lambda body: body.replace(b"device-0", b"../public/node-0", 1), "the name has letters"),
+        (lambda body: body.replace(b"device-0", b".device-0", 1), "the name has letters"),
+        (lambda body: body.split(b"\n")[0] + b"\nssh-rsa AAAA", "no public key"),
+        (lambda body: b"\xff", "expected the line NAME TOKEN"),
+        (lambda body: b"", "expected the line NAME TOKEN"),
+    ],
+)
+def test_what_is_no_enrollment_uses_no_token_up(program, kit, own_secrets, tmp_path, change, words):  # noqa: F811
+    body = body_of(kit, key_of(tmp_path))
+    with pytest.raises(program["Refused"], match=words):
+        program["enroll"](change(body), own_secrets, lambda _: pytest.fail("registered"), time.time())
+    assert program["enroll"](body, own_secrets, lambda _: True, time.time()) == "device-0"
+
+
+def test_a_token_has_its_day_and_is_good_again_where_the_superlink_was_away(program, kit, own_secrets, tmp_path):  # noqa: F811
+    body = body_of(kit, key_of(tmp_path))
+    with pytest.raises(program["Refused"], match="the token's time is over"):
+        program["enroll"](body, own_secrets, lambda _: True, time.time() + 8 * 86400)
+    with pytest.raises(program["Refused"], match="does not take the key now"):
+        program["enroll"](body, own_secrets, lambda _: False, time.time())
+    assert not (own_secrets / "public" / "device-0.pub").exists()
+    assert program["enroll"](body, own_secrets, lambda _: True, time.time()) == "device-0"
+
+
+def test_a_device_enrolls_over_tls(program, kit, own_secrets, tmp_path):  # noqa: F811
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(own_secrets / "server.crt", own_secrets / "server.key")
+    server = program["serve"]("127.0.0.1:0", own_secrets, lambda _: True, trust)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        (tmp_path / "body").write_bytes(body_of(kit, key_of(tmp_path)))
+        (tmp_path / "large").write_bytes(bytes(5000))
+        told = [
+            subprocess.run(
+                ["curl", "--silent", "--cacert", kit / "ca.crt", "--data-binary", f"@{tmp_path / name}", address],
+                capture_output=True,
+                text=True,
+            ).stdout
+            for address in [f"https://127.0.0.1:{server.server_port}/"]
+            for name in ("large", "body", "body")
+        ]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert told[0] == "expected at most 4096 bytes\n"
+    assert told[1] == "device-0: enrolled\n"
+    assert "was used before" in told[2]
+
+
+def test_keys_expire_but_never_all_at_once(secrets, superlink):  # noqa: F811
+    def known(*days):
+        nodes = [
+            NodeInfo(
+                node_id=place, name=f"node-{place}", status="online", registered_at=(NOW - timedelta(d)).isoformat()
+            )
+            for place, d in enumerate(days)
+        ]
+        gone = NodeInfo(node_id=9, name="gone", status="unregistered", registered_at=NOW.isoformat())
+        superlink.RequestHandlerClass.listed = ListNodesResponse(nodes_info=[*nodes, gone]).SerializeToString()
+        superlink.RequestHandlerClass.said = 200, b""
+        superlink.RequestHandlerClass.asked.clear()
+
+    program = runpy.run_path(str(DEPLOY / "enroll"))
+
+    def expired(days):
+        address = f"127.0.0.1:{superlink.server_port}"
+        with program["connection"](address, str(secrets / "ca.crt")) as connection:
+            done = program["expire"](connection, days, NOW)
+        asked = superlink.RequestHandlerClass.asked
+        return done, [
+            UnregisterNodeRequest.FromString(b).node_id for path, b in asked if path.endswith("unregister-node")
+        ]
+
+    known(400, 10, 366)
+    assert expired(365) == (True, [0, 2])
+    known(400, 10)
+    assert expired(500) == (True, [])
+    known(400, 366)
+    assert expired(365) == (False, [])
+    assert enroll(secrets, superlink, "--expire", 10)[0] == 1
