@@ -147,11 +147,17 @@ class _Arguments:
 
     @property
     def label(self) -> str:
-        """The name of a run, a sweep or a search that has none of its own."""
+        """The name of a run, a sweep or a search that has none: of its file, or its method and its model or task."""
         if self.base is None:
             assert self.experiment is not None
             return self.experiment.stem
-        return _label(self.objects, {**self.base, **self.settings})
+        keys, model = {**self.base, **self.settings}, self.objects.model
+        strategy = keys.get("strategy", "")
+        strategy = strategy if isinstance(strategy, str) else method_reference(strategy)
+        strategy = module_label(strategy) if is_reference(strategy) else strategy
+        name = getattr(model, "__name__", type(model).__name__) if model is not None else keys.get("task", "own-data")
+        name = model if isinstance(model, str) else name
+        return "-".join(part for part in (strategy, re.sub(r"\W+", "-", str(name)).strip("-").lower()) if part)
 
 
 def _run_folder(keys: dict[str, Any], label: str) -> Path:
@@ -179,17 +185,6 @@ def _written(asked: _Arguments, where: Path) -> Iterator[tuple[Path, list[str]]]
     beside_of = Path.cwd() if asked.experiment is None else asked.experiment.absolute().parent
     with written_down(asked.base, asked.objects, asked.settings, beside_of, where) as (made, keys):
         yield made, overrides_of({key: keys[key] for key in asked.settings})
-
-
-def _label(objects: Objects, keys: Mapping[str, Any]) -> str:
-    """Return what a run is called that has no name: its method, and its model or task."""
-    strategy = keys.get("strategy", "")
-    strategy = strategy if isinstance(strategy, str) else method_reference(strategy)
-    strategy = module_label(strategy) if is_reference(strategy) else strategy
-    model = objects.model
-    name = getattr(model, "__name__", type(model).__name__) if model is not None else keys.get("task", "own-data")
-    name = model if isinstance(model, str) else name
-    return "-".join(part for part in (strategy, re.sub(r"\W+", "-", str(name)).strip("-").lower()) if part)
 
 
 def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
