@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.cost import Convolution, Cost
+from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import Placement, Select, leading
+
+if TYPE_CHECKING:
+    from wildflower.models.trace import Step
 
 VARIANCE = "running_var"
 STATISTICS = ("running_mean", VARIANCE)  # what batch norm learns without gradients
@@ -196,10 +199,13 @@ class Family(ABC):
         """Return first weights of the global model, drawn by torch's generator."""
         return {name: value.detach().clone() for name, value in self.build(self.full()).state_dict().items()}
 
-    @property
-    def with_statistics(self) -> Family:
+    @cached_property
+    def with_statistics(self) -> Self:
         """Return the family whose networks keep the batch norm statistics that this one's leave out, or itself."""
-        return self
+        if getattr(self, "norm", "batch") == "batch":
+            return self
+        found = replace(self, norm="batch")  # type: ignore[call-arg]  # a family that has none ends above
+        return self if found.tensor_names() == self.tensor_names() else found
 
     @abstractmethod
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
@@ -212,13 +218,30 @@ class Family(ABC):
         ValueError where the family is cut otherwise than `select` wants.
         """
 
-    @abstractmethod
+    def step(self, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
+        """Return a training step of an architecture; see `wildflower.models.trace.follow`."""
+        return followed(self, arch, batch_size, accumulates=accumulates)
+
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """Return what an architecture costs; `wildflower.models.cost.cost` checks the question and keeps the answer."""
+        return self.step(arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates).cost(batch_size, optimizer)
 
-    @abstractmethod
     def convolutions(self, arch: Architecture) -> Collection[Convolution]:
         """Return the distinct convolutions of an architecture, for each of which code is compiled."""
+        return self.step(arch, 2, accumulates=False).convolutions
+
+    def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
+        return self.step(arch, batch_size, accumulates=False).answer
+
+
+@lru_cache(maxsize=256)
+def followed(family: Family, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
+    """Return a training step of an architecture that is followed on fake tensors."""
+    from wildflower.models.trace import follow  # only a server prices so, and a device should not load PyTorch's tracer
+
+    shape, dtype = family.input_shape, family.input_dtype
+    return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)
 
 
 def lies_in(name: str, part: str) -> bool:

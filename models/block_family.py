@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar, TypeVar
 
@@ -18,7 +18,7 @@ from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import Block, Channels, Layer, Norm, Scale, TensorSpec
 from wildflower.models.network import Network
-from wildflower.models.placement import CLASSES, INPUT, Placement, Select, leading, place
+from wildflower.models.placement import CLASSES, INPUT
 from wildflower.models.training_step import Step
 
 M = TypeVar("M", bound=nn.Module)
@@ -31,15 +31,8 @@ class BlockFamily(GroupFamily):
     The same description builds a sub-model, names its tensors and prices it.
     """
 
-    norm: str = "batch"
-    scaler: bool = False
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.norm not in ("batch", "static"):
-            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
-        if not isinstance(self.scaler, bool):
-            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
         self.blocks(self.full())  # an input that is too small is found here, not in the middle of a round
 
     @cached_property
@@ -82,15 +75,6 @@ class BlockFamily(GroupFamily):
         """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
         return _tensors(self, arch)
 
-    def place(self, arch: Architecture, select: Select = leading) -> Placement:
-        """Return where the sub-model's tensors lie in the global ones, with `select` applied to every channel group."""
-        return _leading_placement(self, arch) if select is leading else _placement(self, arch, select)
-
-    @property
-    def with_statistics(self) -> BlockFamily:
-        """Return the same family with running statistics."""
-        return self if self.norm == "batch" else replace(self, norm="batch")
-
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """Follow one training step by what is known of every layer; with frozen layers, on fake tensors.
 
@@ -98,11 +82,7 @@ class BlockFamily(GroupFamily):
         """
         if not self.freeze:
             return self._step(arch, batch_size, piling=not OPTIMIZERS[optimizer].accumulates).cost(optimizer)
-        from wildflower.models.trace import follow  # only a server prices so: devices need not load it
-
-        shape, dtype, accumulates = self.input_shape, self.input_dtype, OPTIMIZERS[optimizer].accumulates
-        step = follow(lambda: self.build(arch), batch_size, shape, dtype, self.classes, accumulates=accumulates)
-        return step.cost(batch_size, optimizer)
+        return super().price(arch, batch_size, optimizer)
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Return those of the layers."""
@@ -223,17 +203,6 @@ def _twin(module: M) -> M:
     for name, child in module._modules.items():
         twin._modules[name] = None if child is None else _twin(child)
     return twin
-
-
-def _placement(family: BlockFamily, arch: Architecture, select: Select) -> Placement:
-    axes = {name: spec.axes for name, spec in family.tensors(arch).items()}
-    sizes = {group: (channels.full, channels.kept) for group, channels in family.channels(arch).items()}
-    return place(axes, sizes, select)
-
-
-@lru_cache(maxsize=256)
-def _leading_placement(family: BlockFamily, arch: Architecture) -> Placement:
-    return _placement(family, arch, leading)
 
 
 def described(family: Family, who: str) -> BlockFamily:

@@ -76,12 +76,12 @@ class Choice(BlockFamily):
         }
         return {"name": self.name, **shared, "members": members, "freeze": list(self.freeze)}
 
-    @property
+    @cached_property
     def with_statistics(self) -> Choice:
         """Return the same choice among members with running statistics."""
         if self.norm == "batch":
             return self
-        members = tuple((member, family.with_statistics) for member, family in self.members)
+        members = tuple((member, replace(family, norm="batch")) for member, family in self.members)
         return replace(self, norm="batch", members=members)
 
     @cached_property

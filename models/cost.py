@@ -141,26 +141,22 @@ class Footprint:
     score_macs: int = 0  # those of one product of positions with positions, of which attention has two
 
 
-def mean_footprint(shape: Shape, channels: int, batch_size: int) -> Footprint:
-    """Return the footprint of a mean for each of `channels`, of which nothing is saved."""
-    size, result = FLOAT_BYTES * batch_size * prod(shape), FLOAT_BYTES * batch_size * channels
-    return Footprint(result=result, forward_peak=result, gradient=size, backward_peak=size)
+def passing_footprint(shape: Shape, result_shape: Shape, batch_size: int, *, saves_own: int = 0) -> Footprint:
+    """Return the footprint of a layer without parameters that makes a new result, and a new gradient of its input."""
+    gradient, result = (FLOAT_BYTES * batch_size * prod(sizes) for sizes in (shape, result_shape))
+    return Footprint(
+        result=result,
+        saves_own=saves_own,
+        forward_peak=result + saves_own,
+        gradient=gradient,
+        backward_peak=gradient,
+    )
 
 
 def pooling_footprint(kind: str, shape: Shape, result_shape: Shape, batch_size: int) -> Footprint:
     """Return the footprint of pooling of a kind, "max" or "average": of maxima the places are saved."""
-    size = FLOAT_BYTES * batch_size * prod(shape)
-    result_entries = batch_size * prod(result_shape)
-    indices = INDEX_BYTES * result_entries if kind == "max" else 0
-    result = FLOAT_BYTES * result_entries
-    return Footprint(
-        result=result,
-        saves_input=True,
-        saves_own=indices,
-        forward_peak=result + indices,
-        gradient=size,
-        backward_peak=size,
-    )
+    indices = INDEX_BYTES * batch_size * prod(result_shape) if kind == "max" else 0
+    return replace(passing_footprint(shape, result_shape, batch_size, saves_own=indices), saves_input=True)
 
 
 def table_footprint(weight: int, result_shape: Shape, batch_size: int) -> Footprint:

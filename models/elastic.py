@@ -6,10 +6,9 @@ for the training of a supernet and for searches.
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -229,17 +228,6 @@ class ElasticSpace:
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Draw an architecture."""
         return self.architecture(self.draw(rng))
-
-    def enumerate_picks(self) -> Iterator[tuple[int, ...]]:
-        """Yield the canonical picks of all architectures; only a small space has an end that can be waited for."""
-        for picks in itertools.product(*(range(len(options)) for options in self.options)):
-            if self.canonical(picks) == picks:
-                yield picks
-
-    def enumerate(self) -> Iterator[Architecture]:
-        """Yield all architectures."""
-        for picks in self.enumerate_picks():
-            yield self.architecture(picks)
 
 
 def divisible(channels: float, divisor: int = 8) -> int:

@@ -58,7 +58,7 @@ def check_parts(family: Family, parts: Iterable[str]) -> None:
     names = family.tensor_names()
     for part in parts:
         if not any(lies_in(name, part) for name in names):
-            known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
+            known = parts_of(names)
             outermost = ", ".join(dict.fromkeys(name.partition(".")[0] for name in known))
             meant = did_you_mean(part, known, likeness=LIKENESS) or f"its outermost parts are {outermost}"
             raise ValueError(f"{family.name} has no part {part!r}; {meant}")
@@ -75,6 +75,7 @@ def _all_frozen(family: Family, names: Iterable[str]) -> bool:
     return all(family.is_frozen(name) for name in names if not name.endswith(STATISTICS))
 
 
-def _ends(name: str) -> list[int]:
-    """Return where the dotted parts of a name end."""
-    return [position for position, letter in enumerate(name) if letter == "."] + [len(name)]
+def parts_of(names: Iterable[str]) -> dict[str, None]:
+    """Return what tensors' names begin with in front of a dot, and the names themselves, in order."""
+    split = [name.split(".") for name in names]
+    return dict.fromkeys(".".join(parts[:end]) for parts in split for end in range(1, len(parts) + 1))

@@ -5,20 +5,34 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family, check_cut
 from wildflower.models.layers import Channels
-from wildflower.models.placement import kept_channels
+from wildflower.models.placement import Placement, Select, kept_channels, leading, place
 from wildflower.plugins.nearest import nearest_part
 
 
 @dataclass(frozen=True)
 class GroupFamily(Family):
-    """A family of which an architecture keeps a number of channels of every group, and may leave out some layers."""
+    """A family of which an architecture keeps a number of channels of every group, and may leave out some layers.
+
+    norm: batch norms have running statistics ("batch"), or none ("static").
+    scaler: whether results of cut layers are divided by the kept share of their channels (HeteroFL).
+    """
+
+    norm: str = "batch"
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm not in ("batch", "static"):
+            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
+        if not isinstance(self.scaler, bool):
+            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
 
     @cached_property
     @abstractmethod
@@ -117,6 +131,21 @@ class GroupFamily(Family):
             group: Channels(group, kept, full)
             for (group, full), kept in zip(self.groups.items(), arch.widths, strict=True)
         }
+
+    def place(self, arch: Architecture, select: Select = leading) -> Placement:
+        """Return where the sub-model's tensors lie in the global ones, with `select` applied to every channel group."""
+        return _leading(self, arch) if select is leading else _placement(self, arch, select)
+
+
+def _placement(family: GroupFamily, arch: Architecture, select: Select) -> Placement:
+    axes = {name: spec.axes for name, spec in family.tensors(arch).items()}
+    sizes = {group: (channels.full, channels.kept) for group, channels in family.channels(arch).items()}
+    return place(axes, sizes, select)
+
+
+@lru_cache(maxsize=256)
+def _leading(family: GroupFamily, arch: Architecture) -> Placement:
+    return _placement(family, arch, leading)
 
 
 def cut_by_groups(family: Family, who: str) -> GroupFamily:

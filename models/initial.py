@@ -16,6 +16,7 @@ from torch import Tensor
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
+from wildflower.models.frozen import parts_of
 from wildflower.models.layers import TensorSpec
 from wildflower.models.placement import CLASSES, INPUT, Axis
 from wildflower.plugins.extras import needed
@@ -387,9 +388,8 @@ def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Seque
     called = {step for steps in found.values() for step in steps}
     for old in names:
         if not any(_is_in(old, step) for step in called):
-            split = [name.split(".") for name in found]
-            ends = {".".join(parts[:end]) for parts in split for end in range(1, len(parts) + 1)}
-            meant = did_you_mean(old, ends.union(*split), likeness=LIKENESS)
+            known = {*parts_of(found)}.union(*(name.split(".") for name in found))
+            meant = did_you_mean(old, known, likeness=LIKENESS)
             hint = meant or f"it has {_some(tuple(found))}"
             raise ValueError(f"{file}: initial.names has {old!r}, and no tensor or part of one is called so; {hint}")
 

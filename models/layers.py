@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from wildflower.models.cost import (
     Convolution,
     Footprint,
     Shape,
-    mean_footprint,
+    passing_footprint,
     pooling_footprint,
 )
 from wildflower.models.max_pool import HalvingMaxPool
@@ -88,13 +88,17 @@ class Layer(ABC):
 
 
 class Stateless(Layer):
-    """A layer without tensors, which needs no name."""
+    """A layer without tensors, which needs no name. By default its backward pass reads nothing that it keeps."""
 
     name = ""
 
     def tensors(self) -> dict[str, TensorSpec]:
         """Return nothing."""
         return {}
+
+    @override
+    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+        return passing_footprint(shape, result_shape, batch_size)
 
 
 def spec(*dimensions: tuple[int, AnyAxis]) -> TensorSpec:
@@ -149,7 +153,7 @@ class Linear(Layer):
 
 
 class BatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm over all positions of images and signals alike, without integers in its state: no count of batches.
+    """Batch norm over any number of positions, or none, without integers in its state: no count of batches.
 
     Running statistics therefore need a fixed momentum; whoever wants a cumulative average sets `momentum` to 1/k at the
     k-th batch.
@@ -160,7 +164,7 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
         self.num_batches_tracked = None
 
     def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 3:
+        if input.dim() < 2:
             raise ValueError(f"expected (batch, channels, *sides), got {tuple(input.shape)}")
 
     def _load_from_state_dict(self, *arguments: object) -> None:
@@ -268,11 +272,6 @@ class Scale(Stateless):
         """Return a `Scaler`."""
         return Scaler(self.channels.kept / self.channels.full)
 
-    @override
-    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        return Footprint(result=size, forward_peak=size, gradient=size, backward_peak=size)
-
 
 @dataclass(frozen=True)
 class Relu(Stateless):
@@ -299,8 +298,7 @@ class Elementwise(Stateless):
 
     @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        size = FLOAT_BYTES * batch_size * math.prod(shape)
-        return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
+        return replace(passing_footprint(shape, result_shape, batch_size), saves_input=True)
 
 
 @dataclass(frozen=True)
@@ -382,10 +380,6 @@ class GlobalPool(Stateless):
         """(channels, height, width) -> (channels,)."""
         return (shape[0],)
 
-    @override
-    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        return mean_footprint(shape, result_shape[0], batch_size)
-
 
 @dataclass(frozen=True)
 class Flatten(Stateless):
@@ -418,7 +412,7 @@ class Dropout(Stateless):
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
         size = FLOAT_BYTES * batch_size * math.prod(shape)
         # The mask is drawn as integers, then kept as floats.
-        return Footprint(result=size, saves_own=size, forward_peak=2 * size, gradient=size, backward_peak=size)
+        return passing_footprint(shape, result_shape, batch_size, saves_own=size)
 
 
 @dataclass(frozen=True)

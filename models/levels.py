@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -132,14 +132,6 @@ class Levels(ModuleFamily):
         if self.norm == "static":
             make_static(module)
         return module if isinstance(module, Network) else AnyNetwork(module)
-
-    @cached_property
-    def with_statistics(self) -> Levels:
-        """Return the modules as they are; the same family where they have no statistics that static norms leave out."""
-        if self.norm == "batch":
-            return self
-        found = replace(self, norm="batch")
-        return self if meta_state(found, self.full()).keys() == meta_state(self, self.full()).keys() else found
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """Follow one training step on fake tensors; ValueError also if running statistics would never move."""

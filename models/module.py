@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from typing_extensions import override
@@ -15,7 +14,6 @@ from typing_extensions import override
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
 from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.held import fill_held, from_first_weights, held_tensors, lacks_values
 from wildflower.models.layers import TensorSpec
@@ -24,9 +22,6 @@ from wildflower.models.placement import CLASSES, Axis, Coordinates, Placement, S
 from wildflower.models.skeleton import parameters_without_memory
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError
-
-if TYPE_CHECKING:
-    from wildflower.models.trace import Step
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -92,19 +87,6 @@ class ModuleFamily(Family):
         """Return where a sub-model's tensor lies in the global one of its name: the leading entries."""
         return tuple(slice(0, size) for size in spec.shape)
 
-    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-        """Follow one training step on fake tensors."""
-        step = _step(self, arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates)
-        return step.cost(batch_size, optimizer)
-
-    @override
-    def convolutions(self, arch: Architecture) -> set[Convolution]:
-        return _step(self, arch, 2, accumulates=False).convolutions
-
-    def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
-        """Return the shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
-        return _step(self, arch, batch_size, accumulates=False).answer
-
 
 @lru_cache(maxsize=256)
 def _holds(family: ModuleFamily, arch: Architecture) -> bool:
@@ -116,14 +98,6 @@ def _holds(family: ModuleFamily, arch: Architecture) -> bool:
 def _skeleton(family: ModuleFamily, arch: Architecture) -> Network:
     with same_draws(), parameters_without_memory():
         return family.build(arch)
-
-
-@lru_cache(maxsize=256)
-def _step(family: ModuleFamily, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
-    from wildflower.models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
-
-    shape, dtype = family.input_shape, family.input_dtype
-    return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,6 @@ from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv, draw_by_outgoing
 from wildflower.models.layers import Block, Channels, GlobalPool, Layer, Linear, Relu, Relu6
 from wildflower.models.network import Network
-from wildflower.plugins.nearest import nearest_part
 
 ACTIVATIONS: dict[str, Layer] = {"relu": Relu(), "relu6": Relu6()}
 
@@ -111,18 +110,6 @@ class ResNet(ExitFamily):
         if "adapter" in self.groups:
             parts[self.depth] += ("adapter",)
         return parts
-
-    def beyond(self, depths: Mapping[str, int]) -> list[str]:
-        """Return the blocks that are left out where only the first `depths[stage]` blocks of a stage are kept."""
-        left_out: list[str] = []
-        for stage, depth in depths.items():
-            if stage not in self.stages:
-                raise ValueError(f"{self.name} has no stage {stage!r}; {nearest_part(stage, self.stages)}")
-            blocks = self.stages[stage]
-            if not 1 <= depth <= len(blocks):
-                raise ValueError(f"{self.name}: depth of {stage} must be 1 to {len(blocks)}, not {depth}")
-            left_out += blocks[depth:]
-        return left_out
 
     def _inner(self, block: str) -> tuple[str, ...]:
         """Return the groups inside a block: one in a basic block, two in a bottleneck."""

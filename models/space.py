@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -300,12 +299,6 @@ class Space:
                 for decision in rng.choice(able, lacking, replace=False):
                     picks[decision] = int(rng.integers(1, len(self.options[decision])))
         return tuple(picks)
-
-    def enumerate(self) -> Iterator[Architecture]:
-        """Yield all architectures; only a small space has an end that can be waited for."""
-        for picks in itertools.product(*(range(len(options)) for options in self.options)):
-            if self.keeps_enough(picks):
-                yield self.architecture(picks)
 
 
 def kept(share: float, full: int) -> int:

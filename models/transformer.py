@@ -15,7 +15,7 @@ from typing_extensions import override
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import is_count
 from wildflower.models.block_family import BlockFamily
-from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, mean_footprint, table_footprint
+from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, table_footprint
 from wildflower.models.layers import Block, Channels, Elementwise, Layer, Linear, Scaler, Stateless, TensorSpec, spec
 from wildflower.models.placement import Axis
 
@@ -264,10 +264,6 @@ class MeanPosition(Stateless):
     def output_shape(self, shape: Shape) -> Shape:
         """(positions, channels) -> (channels,)."""
         return shape[1:]
-
-    @override
-    def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        return mean_footprint(shape, result_shape[0], batch_size)
 
 
 class TakeLast(nn.Module):

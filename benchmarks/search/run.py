@@ -9,6 +9,7 @@ is from one with more labels, and from an upper bound.
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import sys
@@ -97,7 +98,8 @@ def brute_force(name: str, space: Space, batch_size: int, optimizer: str) -> dic
     def cost_of(arch: Architecture) -> Cost:
         return cost(space.family, arch, batch_size=batch_size, optimizer=optimizer)
 
-    costs = [cost_of(arch) for arch in space.enumerate()]
+    every = itertools.product(*(range(len(options)) for options in space.options))
+    costs = [cost_of(space.architecture(picks)) for picks in every if space.keeps_enough(picks)]
     parameters = np.array([c.parameters for c in costs])
     memory = np.array([c.peak_training_memory_bytes for c in costs])
     payload = np.array([c.payload_bytes for c in costs])

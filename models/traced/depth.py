@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
+from wildflower.models.frozen import parts_of
 from wildflower.models.traced.graph import Graph
 from wildflower.models.traced.groups import Group
 from wildflower.models.traced.layouts import Layout, resolved
@@ -112,7 +113,7 @@ def with_blocks(
 
 def check_parts(where: str, key: str, given: Sequence[str], parameters: Sequence[str]) -> None:
     """Raise PluginError, with the nearest one, for a name that no part of a module has."""
-    parts = {name[:end] for name in parameters for end in [i for i, c in enumerate(name) if c == "."] + [len(name)]}
+    parts = parts_of(parameters)
     for part in given:
         if part not in parts:
             hint = nearest_part(part, parts)

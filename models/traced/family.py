@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
+from wildflower.models.base import followed
 from wildflower.models.composition import Frame, total
-from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
+from wildflower.models.cost import Cost
 from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.group_family import GroupFamily
 from wildflower.models.layers import TensorSpec
 from wildflower.models.made import made_module
 from wildflower.models.network import Network
 from wildflower.models.of_transformers import SIZES, with_settings
-from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined, Placement, Select, leading, place
+from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined
 from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program, drawn
@@ -46,8 +47,6 @@ class Traced(GroupFamily):
     the `graph` alone, a JSON text (`wildflower.models.traced.graph`).
 
     tokens: inputs are int64.
-    norm: batch norms are those of the module ("batch"), or keep no running statistics ("static").
-    scaler: whether results of cut layers are divided by the kept share of their channels (HeteroFL).
     keep: parts whose channels are never cut.
     together: patterns of names of groups that become one, such as "layer1.*", where they have one size.
     depth: patterns of names of blocks that may be left out, by default of all but the first of a stack.
@@ -63,8 +62,6 @@ class Traced(GroupFamily):
     function: str = ""
     arguments: str = "{}"
     tokens: bool = False
-    norm: str = "batch"
-    scaler: bool = False
     keep: tuple[str, ...] = ()
     together: tuple[str, ...] = ()
     depth: tuple[str, ...] = ("*",)
@@ -91,8 +88,6 @@ class Traced(GroupFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.norm not in ("batch", "static"):
-            raise ValueError(f"{self.function}: norm must be 'batch' or 'static', not {self.norm!r}")
         _ = self.read  # what a graph may not hold is found here, not in the middle of a round
 
     @cached_property
@@ -186,19 +181,9 @@ class Traced(GroupFamily):
         """Return the user's module, whose weights its constructor draws by torch's generator; a server has it."""
         return made_module(self.function, json.loads(self.arguments), self.input_shape, self.classes)
 
-    @cached_property
-    def with_statistics(self) -> Traced:
-        """The same family with running statistics; itself where it has none."""
-        found = replace(self, norm="batch")
-        return self if self.norm == "batch" or found.tensor_names() == self.tensor_names() else found
-
     @override
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         return _tensors(self, arch)
-
-    @override
-    def place(self, arch: Architecture, select: Select = leading) -> Placement:
-        return _leading(self, arch) if select is leading else _placement(self, arch, select)
 
     @override
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
@@ -208,22 +193,15 @@ class Traced(GroupFamily):
 
             frame = Frame.of(self, batch_size, optimizer)
             return total([piece.profile(batch_size, piling=frame.piling) for piece in pieces_of(self, arch)], frame)
-        return self._step(arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates).cost(batch_size, optimizer)
+        return super().price(arch, batch_size, optimizer)
 
     @override
-    def convolutions(self, arch: Architecture) -> set[Convolution]:
-        return self._step(arch, 2, accumulates=False).convolutions
-
-    def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
-        """Return the shape of the answer for one example: (outputs,) or (outputs, positions)."""
-        return _followed(self, arch, batch_size, accumulates=False).answer
-
-    def _step(self, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
+    def step(self, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
         self.validate(arch)
         left_out = tuple(number for number, width in enumerate(arch.widths) if not width)
         recorded = _recorded(self, left_out, batch_size, accumulates=accumulates)
         if recorded is None:
-            return _followed(self, arch, batch_size, accumulates=accumulates)
+            return followed(self, arch, batch_size, accumulates=accumulates)
         tensors = self.tensors(arch)
         learned = [n for n in tensors if self.read.state[n].kind == "parameter" and not tensors[n].frozen]
         parameters = sum(math.prod(tensors[n].shape) for n in tensors if self.read.state[n].kind != "buffer")
@@ -256,25 +234,6 @@ def _tensors(family: Traced, arch: Architecture) -> dict[str, TensorSpec]:
     return marked(family, found)
 
 
-@lru_cache(maxsize=256)
-def _leading(family: Traced, arch: Architecture) -> Placement:
-    return _placement(family, arch, leading)
-
-
-def _placement(family: Traced, arch: Architecture, select: Select) -> Placement:
-    axes = {name: spec.axes for name, spec in family.tensors(arch).items()}
-    sizes = zip(family.groups.items(), arch.widths, strict=True)
-    return place(axes, {group: (full, kept) for (group, full), kept in sizes}, select)
-
-
-@lru_cache(maxsize=256)
-def _followed(family: Traced, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
-    from wildflower.models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
-
-    shape, dtype = family.input_shape, family.input_dtype
-    return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)
-
-
 @lru_cache(maxsize=64)
 def _is_chain(family: Traced) -> bool:
     from wildflower.models.traced.links import pieces_of
@@ -304,7 +263,7 @@ def _recorded(family: Traced, left_out: tuple[int, ...], batch_size: int, *, acc
     full = [0 if number in left_out else size for number, size in enumerate(family.groups.values())]
     if left_out:  # which are alike the whole
         return found if _recorded(family, (), batch_size, accumulates=accumulates) else None
-    true = _followed(family, Architecture(tuple(full)), batch_size, accumulates=accumulates)
+    true = followed(family, Architecture(tuple(full)), batch_size, accumulates=accumulates)
     mine = found.at(full, {}, [])
     close = all(abs(a - b) <= PRECISION * b for a, b in ((mine.peak_bytes, true.peak_bytes), (mine.flops, true.flops)))
     if not close:

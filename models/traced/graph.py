@@ -115,6 +115,11 @@ class Operation(_Read):
     kwargs: dict[Annotated[str, Field(pattern="^[a-z_0-9]{1,40}$")], Any] = {}
     scaled: list[list[int]] | None = None
 
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Yield what stands for values in the arguments: results, tensors, sizes and the like."""
+        for given in (*self.args, *self.kwargs.values()):
+            yield from (value for value in leaves(given) if isinstance(value, dict))
+
 
 class Exit(_Read):
     """A head of a graph with several.

@@ -145,7 +145,7 @@ def _sums(graph: Graph) -> list[tuple[tuple[int, ...], ...]]:
         for parts in tensor.dimensions:
             found.append([(p.before * p.after, *([p.group] if p.group >= 0 else [])) for p in parts])
     for node in (*graph.training, *graph.evaluation):
-        found += [[tuple(term) for term in size] for size in _sizes(node.args)]
+        found += [[tuple(term) for term in value["s"]] for value in node.objects() if "s" in value]
         found += [[tuple(term) for term in node.scaled]] if node.scaled else []
     merged = []
     for terms in found:
@@ -156,12 +156,6 @@ def _sums(graph: Graph) -> list[tuple[tuple[int, ...], ...]]:
             common = math.gcd(*by_groups.values())
             merged.append(tuple((factor // common, *numbers) for numbers, factor in by_groups.items()))
     return merged
-
-
-def _sizes(value: Any) -> list[list[list[int]]]:
-    if isinstance(value, dict):
-        return [value["s"]] if "s" in value else []
-    return [size for inner in value for size in _sizes(inner)] if isinstance(value, list) else []
 
 
 @dataclass(frozen=True)

@@ -110,15 +110,6 @@ class _BatchNormOf:
     epsilon: float
 
 
-class _Norm(BatchNorm):
-    """A batch norm without integers in its state, over any number of positions, or none."""
-
-    @override
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected (batch, channels, ...), got {tuple(input.shape)}")
-
-
 class Part(nn.Module):
     """A place in the tree of a module's names, which holds tensors."""
 
@@ -192,7 +183,7 @@ class Program(Network):
         if own in owner._modules:
             return
         with torch.device("meta"):  # its tensors are those of the state
-            made = _Norm(1, running_statistics=not self._static, epsilon=norm.epsilon)
+            made = BatchNorm(1, running_statistics=not self._static, epsilon=norm.epsilon)
         made.momentum = norm.momentum
         made.register_parameter("weight", None)
         made.register_parameter("bias", None)
@@ -222,7 +213,7 @@ class Program(Network):
         for training in (True, False):
             nodes, (alive, standing) = self._nodes(training), self._alive(training, self._answers[training])
             for number in alive - standing.keys():
-                found |= {value["t"] for value in _objects(nodes[number]) if "t" in value}
+                found |= reads(nodes[number])[1]
         return found
 
     def _nodes(self, training: bool) -> list[Operation]:
@@ -241,7 +232,7 @@ class Program(Network):
             number = wanted.pop()
             if number >= 0 and number not in alive:
                 alive.add(number)
-                inside = [standing[number]] if number in standing else _results_read(nodes[number])
+                inside = [standing[number]] if number in standing else reads(nodes[number])[0]
                 wanted += inside
         return alive, standing
 
@@ -300,9 +291,9 @@ class Program(Network):
     def _read(self, node: Operation) -> Iterator[dict[str, Any]]:
         """Yield what a node reads; of a norm that is a module, its input."""
         if node.op == "batch_norm.default" and _statistic(node) in self._norms:
-            yield from _objects(Operation(op=node.op, args=node.args[:1]))
+            yield from Operation(op=node.op, args=node.args[:1]).objects()
         else:
-            yield from _objects(node)
+            yield from node.objects()
 
     def _value(self, given: Any, places: Mapping[str | int, int]) -> Any:
         """Return an argument as it is passed on, or what stands for one that is made anew each time."""
@@ -397,23 +388,9 @@ def _drop_unread(steps: Sequence[_Step], answers: Collection[int], nodes: int) -
             step.dropped.append(register)
 
 
-def _objects(node: Operation) -> Iterator[dict[str, Any]]:
-    waiting: list[Any] = [node.args, list(node.kwargs.values())]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
-            yield value
-
-
-def _results_read(node: Operation) -> list[int]:
-    return [value["n"] for value in _objects(node) if "n" in value]
-
-
 def reads(node: Operation) -> tuple[list[int], set[str]]:
     """Return the nodes that a node reads, `INPUT` for the input, and the names of tensors."""
-    objects = list(_objects(node))
+    objects = list(node.objects())
     nodes = [INPUT if "x" in value else value["n"] for value in objects if "x" in value or "n" in value]
     return nodes, {value["t"] for value in objects if "t" in value}
 

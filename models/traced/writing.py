@@ -30,6 +30,7 @@ from wildflower.models.traced.groups import Group, groups_of, pinned_of
 from wildflower.models.traced.layer_rules import LAYER_RULES
 from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
 from wildflower.models.traced.operators import CONVOLUTIONS, CREATION, OPAQUE, full_name, short_name
+from wildflower.models.traced.program import reads
 from wildflower.models.traced.propagation import Propagation, arguments
 from wildflower.models.traced.shape_rules import SHAPE_RULES
 from wildflower.models.traced.tracing import Traced, trace
@@ -171,13 +172,7 @@ class Written:
         return answer
 
     def _constants(self, where: str) -> dict[str, Constant]:
-        read = {
-            value["t"]
-            for nodes in (self._written[True], self._written[False])
-            for node in nodes
-            for value in _objects([node.args, list(node.kwargs.values())])
-            if "t" in value
-        }
+        read = {name for nodes in self._written.values() for node in nodes for name in reads(node)[1]}
         constants = {name: self.traced.tensors[name] for name in sorted(read & self.traced.constants)}
         if sum(tensor.nbytes for tensor in constants.values()) > MOST_CONSTANT_BYTES:
             largest = max(constants, key=lambda name: constants[name].nbytes)
@@ -345,12 +340,6 @@ def _encoded(value: Any, numbers: dict[Node, dict[str, Any]]) -> Any:
     if isinstance(value, torch.memory_format | torch.layout):
         return None
     return value
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, dict):
-        return [value]
-    return [found for inner in value for found in _objects(inner)] if isinstance(value, list) else []
 
 
 def _live(graph: FxGraph, names: dict[str, str], traced: Traced) -> set[Node]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.models.whole_space import all_of
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace, divisible
 from wildflower.models.family import make_family
@@ -183,7 +184,7 @@ def test_every_sub_network_of_a_tiny_space_is_listed_once():
                           "depths": [1, 2], "expand_ratios": [2], "kernel_sizes": [3, 5]})  # fmt: skip
     space = ElasticSpace.of(family, {f"stage{stage}.depth": (1,) for stage in (3, 4, 5)})
     # Two stages of (2 + 4) choices of kernels, three stages of one block with 2, the last with 2.
-    found = list(space.enumerate())
+    found = list(all_of(space))
     assert len(found) == len(set(found)) == space.size == 6 * 6 * 2**3 * 2
     rng = np.random.default_rng(0)
     assert {space.sample(rng) for _ in range(50)} <= set(found)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.models.whole_space import all_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.space import Choice, Space
@@ -67,7 +68,7 @@ def test_sides_of_elastic_kernels_are_choices():
 def test_all_architectures_are_different_and_as_many_as_size_says():
     overrides = {f"stage{stage}_0.inner1": [1] for stage in (1, 2, 3, 4)}
     for space in (Space.of(LENET, SETTING_1), Space.of(RESNET, (0, 0.5, 1), overrides | {"stage1_1": [1]})):
-        found = list(space.enumerate())
+        found = list(all_of(space))
         assert len(set(found)) == len(found) == space.size
         assert found[0] == space.smallest()
         assert found[-1] == space.largest()
@@ -180,9 +181,9 @@ def kept_blocks(arch):
 def test_blocks_that_must_stay_are_no_matter_of_which():
     free = Space.of(VIT, (0, 0.5, 1))
     space = Space.of(VIT, (0, 0.5, 1), min_blocks=4)
-    found = list(space.enumerate())
+    found = list(all_of(space))
     assert len(found) == len(set(found)) == space.size
-    assert set(found) == {arch for arch in free.enumerate() if len(kept_blocks(arch)) >= 4}
+    assert set(found) == {arch for arch in all_of(free) if len(kept_blocks(arch)) >= 4}
     assert {tuple(kept_blocks(arch)) for arch in found if len(kept_blocks(arch)) == 4} == {
         tuple(block for block in VIT.block_names if block != missing) for missing in VIT.removable
     }

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.models.whole_space import all_of
 from wildflower.devices.budget import Budget
 from wildflower.models.composition import Frame, total
 from wildflower.models.family import make_family
@@ -35,7 +36,7 @@ def test_the_exact_search_finds_the_largest_of_all_that_fit():
     family = family_of("Residual")
     space = Space.of(family, (0.0, 0.5, 1.0))
     search = ExactSearch(space, batch_size=8, optimizer="sgd", tolerance=0.0)
-    prices = [family.price(arch, 8, "sgd") for arch in space.enumerate()]
+    prices = [family.price(arch, 8, "sgd") for arch in all_of(space)]
     largest = max(price.peak_training_memory_bytes for price in prices)
     for share in (0.6, 0.8, 0.9):
         budget = Budget(memory_bytes=int(share * largest))

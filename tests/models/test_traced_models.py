@@ -187,7 +187,7 @@ def test_a_price_is_that_of_a_step_that_is_followed(name, accumulates):
     for arch in (family.smallest(), family.sample(rng), family.full()):
         shape, dtype = family.input_shape, family.input_dtype
         step = follow(lambda: family.build(arch), 6, shape, dtype, 7, accumulates=accumulates)
-        found = family._step(arch, 6, accumulates=accumulates)
+        found = family.step(arch, 6, accumulates=accumulates)
         assert found.peak_bytes == pytest.approx(step.peak_bytes, rel=0.01)
         assert replace(found, peak_bytes=0) == replace(step, peak_bytes=0)
     assert _recorded(family, (), 6, accumulates=accumulates) is not None

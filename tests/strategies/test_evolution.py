@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.models.whole_space import all_picks
 from wildflower.devices.budget import Budget
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
@@ -51,7 +52,7 @@ def test_prices_are_those_of_the_cost_model(space):
 def test_the_optimum_is_found_under_nearly_all_budgets():
     assert TINY.size == 20 * 20 * 2
     prices = Prices(TINY, batch_size=4, optimizer="sgd")
-    table = [(prices.macs(p), prices.total(p).peak_training_memory_bytes) for p in TINY.enumerate_picks()]
+    table = [(prices.macs(p), prices.total(p).peak_training_memory_bytes) for p in all_picks(TINY)]
     least, most = min(macs for macs, _ in table), max(macs for macs, _ in table)
     memory = [bytes_ for _, bytes_ in table]
     rng = np.random.default_rng(1)
@@ -74,7 +75,7 @@ def test_the_optimum_is_found_under_nearly_all_budgets():
 
 def test_a_score_without_a_slope_is_searched_too():
     """Here the score of a sub-network says nothing about its neighbors: only what was looked at can be found."""
-    scores = {picks: float(np.random.default_rng(picks).random()) for picks in TINY.enumerate_picks()}
+    scores = {picks: float(np.random.default_rng(picks).random()) for picks in all_picks(TINY)}
     found = evolve(TINY, lambda some: [scores[p] for p in some], lambda _: 0, np.random.default_rng(0))
     assert found is not None
     assert scores[found] >= sorted(scores.values())[-8]
@@ -139,7 +140,7 @@ def test_spaces_of_shares_are_searched_as_well():
 
 def test_exact_and_pool_search_take_elastic_spaces():
     prices = Prices(TINY, batch_size=4, optimizer="sgd")
-    totals = [prices.total(picks) for picks in TINY.enumerate_picks()]
+    totals = [prices.total(picks) for picks in all_picks(TINY)]
     exact = ExactSearch(TINY, 4, "sgd", tolerance=0)
     assert exact.exact
     pool = PoolSearch(TINY, lambda arch: cost(V3, arch, batch_size=4, optimizer="sgd"), max_draws=20, epsilon=0.05)
@@ -165,7 +166,7 @@ def test_what_is_found_is_in_time():
     for seconds_per_byte, seconds_per_flop in ((1e-6, 0.0), (0.0, 1e-7), (1e-6, 1e-7)):
         free = Budget(10**12, seconds_per_byte_down=seconds_per_byte, seconds_per_flop=seconds_per_flop)
         needs = {}
-        for picks in TINY.enumerate_picks():
+        for picks in all_picks(TINY):
             total = prices.total(picks)
             needs[picks] = total.payload_bytes * seconds_per_byte + total.training_flops * seconds_per_flop
         for share in (0.3, 0.7):

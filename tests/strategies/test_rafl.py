@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from tests.client_app.work_orders import context_of, work_order
+from tests.models.whole_space import all_of, all_picks
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Logits
 from tests.strategies.halves import FAMILY, came_back, setup
@@ -547,7 +548,7 @@ def test_once_for_all_personal_models_are_the_supernets_sub_networks():
     """The largest number of parameters among all of them under the memory that the knowledge network leaves."""
     method = rafl(ONCE_FOR_ALL, family=ELASTIC)
     assert method.knowledge.architecture == ONCE.smallest()
-    prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in ONCE.enumerate()}
+    prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in all_of(ONCE)}
     beside = prices[ONCE.smallest()].peak_training_memory_bytes
     memory = sorted({price.peak_training_memory_bytes for price in prices.values()})
     for limit in (memory[0], memory[len(memory) // 2], memory[-1]):
@@ -564,7 +565,7 @@ def test_what_travels_as_int8_fits_the_link_and_little_of_it_is_given_away():
     """The smallest network of this space does not have the most scales for its weights, as those of others do."""
     method = rafl(ONCE_FOR_ALL, family=ELASTIC)
     method.networks.settings = replace(method.networks.settings, wire="int8")
-    prices = {a: method.cost(a) for a in ONCE.enumerate()}
+    prices = {a: method.cost(a) for a in all_of(ONCE)}
     sizes = sorted(price.download_bytes for price in prices.values())
     memory_bytes = max(price.peak_training_memory_bytes for price in prices.values())
     for limit_bytes in sizes[:: len(sizes) // 60]:
@@ -578,7 +579,7 @@ def test_what_travels_as_int8_fits_the_link_and_little_of_it_is_given_away():
 @pytest.mark.thorough
 def test_evolution_without_accuracies_finds_the_most_multiplications():
     method = rafl(EVOLVED, family=ELASTIC)
-    prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in ONCE.enumerate()}
+    prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in all_of(ONCE)}
     beside = prices[ONCE.smallest()].peak_training_memory_bytes
     memory = sorted(price.peak_training_memory_bytes for price in prices.values())
     for limit in (memory[len(memory) // 2], memory[-1]):
@@ -600,7 +601,7 @@ def beside_weights(folder, picks, accuracy):
 @pytest.mark.thorough
 def test_evolution_finds_the_best_predicted_accuracy(tmp_path):
     """Here the less a sub-network computes, the better it is: the smallest of all is best, whatever the budget."""
-    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
+    file = beside_weights(tmp_path, all_picks(ONCE), lambda p: 1.0 - sum(p) / 20)
     plenty = budget(10**12)
     assert rafl(EVOLVED, family=ELASTIC, initial_file=file).assign(0, plenty) == ONCE.smallest()
     assert rafl(EVOLVED, family=ELASTIC).assign(0, plenty) == ONCE.largest()
@@ -625,7 +626,7 @@ def test_too_few_accuracies_predict_nothing_and_those_of_another_space_are_refus
 
 
 def test_accuracies_of_the_once_for_all_space_are_refused_where_shares_are_searched(tmp_path):
-    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
+    file = beside_weights(tmp_path, all_picks(ONCE), lambda p: 0.5)
     evolved = EVOLVED.model_copy(update={"space": "shares"})
     with pytest.raises(
         ValueError, match=r"w.json are of .* once-for-all space, .*: set rafl.space = 'once-for-all', or"
@@ -637,12 +638,12 @@ def test_accuracies_of_the_once_for_all_space_are_refused_where_shares_are_searc
 
 
 def test_an_accuracy_that_is_no_number_and_options_that_are_none_are_told_with_the_file(tmp_path):
-    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: float("nan") if sum(p) == 1 else 0.5)
+    file = beside_weights(tmp_path, all_picks(ONCE), lambda p: float("nan") if sum(p) == 1 else 0.5)
     with pytest.raises(
         ValueError, match=r"'evolution': .*w.json: measured\[1\] has the accuracy nan, which is no number from 0 to 1"
     ):
         rafl(EVOLVED, family=ELASTIC, initial_file=file)
-    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
+    file = beside_weights(tmp_path, all_picks(ONCE), lambda p: 0.5)
     facts = json.loads(file.with_suffix(".json").read_text())
     facts["measured"][0]["picks"][0] = 99
     file.with_suffix(".json").write_text(json.dumps(facts))
@@ -653,13 +654,13 @@ def test_an_accuracy_that_is_no_number_and_options_that_are_none_are_told_with_t
 @pytest.mark.thorough
 def test_a_predictor_that_is_no_better_than_chance_is_warned_of(tmp_path, caplog):
     """Accuracies that are all alike have no order to learn."""
-    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
+    file = beside_weights(tmp_path, all_picks(ONCE), lambda p: 0.5)
     rafl(EVOLVED, family=ELASTIC, initial_file=file).start()
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "rank correlation of nan: the predictor orders sub-networks no better than chance does" in warning
     assert "Measure more sub-networks, as with wildflower supernet --pairs 200" in warning
     caplog.clear()
-    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
+    file = beside_weights(tmp_path, all_picks(ONCE), lambda p: 1.0 - sum(p) / 20)
     rafl(EVOLVED, family=ELASTIC, initial_file=file).start()
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
@@ -712,7 +713,7 @@ def test_a_run_from_a_supernet_searches_by_the_accuracies_beside_its_weights(tmp
     (tmp_path / "plenty.toml").write_text('[[group]]\nname = "roomy"\ncount = 6\nmemory = "1 GB"\n')
     keys["fleet"] = str(tmp_path / "plenty.toml")
     drawn, _ = started(small_config(tmp_path, **keys))
-    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
+    file = beside_weights(tmp_path, all_picks(ONCE), lambda p: 1.0 - sum(p) / 20)
     save_file({**drawn.method.supernet}, file)
     engine, scorer = started(small_config(tmp_path, **keys | {"initial.weights": str(file)}))
     first, second = run(engine, scorer, (1, 2), simulated_grid())

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.models.whole_space import all_of
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost, cost
@@ -82,7 +83,7 @@ SETTINGS = [(1, "sgd"), (64, "sgd-momentum"), (7, "adam"), (256, "adamw")]
 @cache
 def all_costs(name, batch_size, optimizer):
     space = SPACES[name]
-    return [cost(space.family, arch, batch_size=batch_size, optimizer=optimizer) for arch in space.enumerate()]
+    return [cost(space.family, arch, batch_size=batch_size, optimizer=optimizer) for arch in all_of(space)]
 
 
 @cache
@@ -146,7 +147,7 @@ def test_exact_equals_brute_force_on_random_spaces(data, seed):
         overrides[name] = ([0.0] if data.draw(st.booleans()) else []) + data.draw(some)
     space = Space.of(RESNET, (1,), overrides | FIRST, min_blocks=data.draw(st.integers(1, 2)))
     setting = data.draw(st.sampled_from(SETTINGS))
-    archs = list(space.enumerate())
+    archs = list(all_of(space))
     if len(archs) > 150:
         archs = [archs[i] for i in np.random.default_rng(seed).permutation(len(archs))[:150]]
     searcher = ExactSearch(space, *setting, tolerance=0.02)
@@ -165,7 +166,7 @@ def test_exact_finds_what_fits_where_the_smallest_does_not():
     thin = {name: [1 / 16] for name in [*RESNET.removable, *RESNET.groups] if name.count(".inner1") == name.count("_0")}
     narrow = Space.of(RESNET, (1,), thin | {"stage3_1": [1 / 32, 1 / 16]})
     assert narrow.size == 2
-    smallest, larger = (cost(RESNET, arch, batch_size=1, optimizer="sgd") for arch in narrow.enumerate())
+    smallest, larger = (cost(RESNET, arch, batch_size=1, optimizer="sgd") for arch in all_of(narrow))
     assert smallest.peak_training_memory_bytes > larger.peak_training_memory_bytes
     budget = Budget(larger.peak_training_memory_bytes)
     searcher = ExactSearch(narrow, 1, "sgd", 0.02)
@@ -398,7 +399,7 @@ def log_of_blocks(family, architecture):
 @pytest.mark.parametrize("name", ["lenet5", "vit"])
 def test_steps_upward_come_near_the_best_of_all_architectures_and_fit(name, criterion):
     space = SPACES[name]
-    architectures = list(space.enumerate())
+    architectures = list(all_of(space))
     price, costs = cost_of(name), all_costs(name, 16, "sgd-momentum")
     value = (
         (lambda architecture, found: found.training_flops)
