@@ -35,11 +35,6 @@ class BlockFamily(GroupFamily):
         super().__post_init__()
         self.blocks(self.full())  # an input that is too small is found here, not in the middle of a round
 
-    @cached_property
-    def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the segments behind the first exit of a family with several, and else none."""
-        return dict(list(self.segments.items())[1:])
-
     @abstractmethod
     def blocks(self, arch: Architecture) -> list[Block]:
         """Return the pieces of the architecture in order of computation."""

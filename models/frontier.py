@@ -1,8 +1,8 @@
 """The best architectures of a space for all budgets at once: Pareto labels along the chain of blocks.
 
 A network's parameters and payload are sums over its blocks, and its peak training memory composes along their chain
-(`wildflower.models.profile`). Labels stand for ends of networks, from the loss backward; one block at a time is put in
-front. Two ends with the same decisions open towards the front and the same parameters are compared by what decides
+(`wildflower.models.composition`). Labels stand for ends of networks, from the loss backward; one block at a time is put
+in front. Two ends with the same decisions open towards the front and the same parameters are compared by what decides
 whether a whole network fits: one that is better in nothing is left out. Nothing is lost by that, so the frontier is
 exact, until a step holds more labels than it may; then they are thinned out over the range of parameters, from then on
 to fewer labels, and `exact` is False.
@@ -394,7 +394,7 @@ class Frontier:
         found[TRANSITION] = number
         if block is None:
             return found
-        # The recurrence of `wildflower.models.profile.total`.
+        # The recurrence of `wildflower.models.composition.total`.
         later = FLOAT_BYTES * self.frame.piling * labels[PARAMETERS] + (
             self.frame.loss_kept_bytes + block.backward_peak_bytes
         )

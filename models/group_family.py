@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -35,12 +34,12 @@ class GroupFamily(Family):
             raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
 
     @cached_property
-    @abstractmethod
     def removable(self) -> Mapping[str, tuple[str, ...]]:
         """Layers that an architecture may leave out, in order: name -> the groups inside, which are then all 0.
 
         Of a family with several exits these are the segments behind the first; what stays must end at an exit.
         """
+        return dict(list(self.segments.items())[1:])
 
     def architecture(
         self, widths: Mapping[str, int] | None = None, without: Collection[str] = (), kernel: int | None = None

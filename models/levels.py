@@ -74,16 +74,10 @@ class Levels(ModuleFamily):
 
     def spec(self) -> dict[str, Any]:
         """Return the JSON from which `make_family` makes this family again."""
-        return {
-            "name": self.function,
-            "input_shape": list(self.input_shape),
-            "classes": self.classes,
-            "levels": [json.loads(level) for level in self.levels],
-            "arguments": json.loads(self.arguments),
-            "tokens": self.tokens,
-            "norm": self.norm,
-            "freeze": list(self.freeze),
-        }
+        levels, arguments = [json.loads(level) for level in self.levels], json.loads(self.arguments)
+        spec = super().spec() | {"name": self.function, "levels": levels, "arguments": arguments}
+        del spec["function"]
+        return spec
 
     @property
     def input_dtype(self) -> torch.dtype:  # type: ignore[override]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx import Node
 
-from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.depth import (
     Block,
     ancestors,
@@ -18,7 +17,7 @@ from wildflower.models.traced.depth import (
     paths_of,
     tensors_read,
 )
-from wildflower.models.traced.graph import Exit, Graph, Operation
+from wildflower.models.traced.graph import Cuts, Exit, Graph, Operation
 from wildflower.models.traced.groups import Group
 from wildflower.models.traced.layouts import Layout, resolved
 from wildflower.models.traced.propagation import CannotAlignError, Propagation

@@ -25,8 +25,7 @@ from wildflower.models.made import made_module
 from wildflower.models.network import Network
 from wildflower.models.of_transformers import SIZES, with_settings
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined
-from wildflower.models.traced.cuts import Cuts
-from wildflower.models.traced.graph import DTYPES, Graph, Stretch, read_graph
+from wildflower.models.traced.graph import DTYPES, Cuts, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program, drawn
 
 if TYPE_CHECKING:
@@ -129,11 +128,9 @@ class Traced(GroupFamily):
         return self.read.groups
 
     @cached_property
+    @override
     def removable(self) -> Mapping[str, tuple[str, ...]]:
-        """Blocks that an architecture may leave out; of a family with several exits the segments behind the first."""
-        if len(self.segments) > 1:
-            return dict(list(self.segments.items())[1:])
-        return {block: tuple(groups) for block, groups in self.read.blocks.items()}
+        return super().removable or {block: tuple(groups) for block, groups in self.read.blocks.items()}
 
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:

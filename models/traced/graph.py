@@ -16,7 +16,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -170,6 +170,24 @@ class Graph(_Read):
             sum(part.before * part.after * (1 if part.group < 0 else kept[part.group]) for part in parts)
             for parts in tensor.dimensions
         )
+
+
+class Cuts(NamedTuple):
+    """Choices of a user on how a module is cut.
+
+    Attributes:
+        keep: parts whose channels are not cut.
+        together: patterns of groups that become one.
+        depth: patterns of blocks that may be left out.
+        exits: parts behind which there are exits.
+        early_exits: whether exits are found where none are named.
+    """
+
+    keep: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    depth: tuple[str, ...] = ("*",)
+    exits: tuple[str, ...] = ()
+    early_exits: bool = False
 
 
 @lru_cache(maxsize=16)

@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 from wildflower.models.any_network import changed_input
 from wildflower.models.held import check_held, check_ties
 from wildflower.models.made import made_module
-from wildflower.models.traced.cuts import Cuts
-from wildflower.models.traced.graph import Graph, write_graph
+from wildflower.models.traced.graph import Cuts, Graph, write_graph
 from wildflower.models.traced.program import Program, drawn
 from wildflower.models.traced.tracing import WHOLE
 from wildflower.models.traced.writing import Written

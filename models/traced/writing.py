@@ -11,7 +11,6 @@ from torch import nn
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
-from wildflower.models.traced.cuts import Cuts
 from wildflower.models.traced.depth import ancestors, blocks_of, check_parts, stacks_of, with_blocks
 from wildflower.models.traced.exits import head_behind, wanted_places, with_exits
 from wildflower.models.traced.graph import (
@@ -20,6 +19,7 @@ from wildflower.models.traced.graph import (
     GETITEM,
     MOST_CONSTANT_BYTES,
     Constant,
+    Cuts,
     Graph,
     Operation,
     Size,
