@@ -85,7 +85,7 @@ def test_a_shorter_and_narrower_network_costs_what_its_step_takes(name):
     kept = {group: -(-full // 2) for group, full in family.groups.items()}
     arch = family.architecture(kept, without=[STACKED[name]])
     step = follow(lambda: family.build(arch), 6, family.input_shape, family.input_dtype, 7)
-    found = family._step(arch, 6, accumulates=False)
+    found = family.step(arch, 6, accumulates=False)
     assert found.peak_bytes == pytest.approx(step.peak_bytes, rel=0.01)
     assert (found.parameters, found.flops) == (step.parameters, step.flops)
     whole = cost(family, family.architecture(kept), batch_size=6, optimizer="sgd")
