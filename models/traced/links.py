@@ -157,7 +157,7 @@ def _shape(family: Traced) -> tuple[list[tuple[int, ...]], list[set[int]]]:
         profiles = [piece.profile(2) for piece in _pieces(family, arch, *found)]
         mine, true = (
             total(profiles, Frame.of(family, 2, "sgd")),
-            family._step(arch, 2, accumulates=False).cost(2, "sgd"),
+            family.step(arch, 2, accumulates=False).cost(2, "sgd"),
         )
         memory, wanted = mine.peak_training_memory_bytes, true.peak_training_memory_bytes
         sizes = (mine.parameters, mine.download_bytes) == (true.parameters, true.download_bytes)

@@ -26,7 +26,7 @@ def test_costs_of_links_add_up_to_the_price_of_any_width_and_depth(name, optimiz
     for arch in (family.full(), family.sample(rng)):
         frame = Frame.of(family, 12, optimizer)
         found = total([piece.profile(12, piling=frame.piling) for piece in pieces_of(family, arch)], frame)
-        true = family._step(arch, 12, accumulates=not frame.piling).cost(12, optimizer)
+        true = family.step(arch, 12, accumulates=not frame.piling).cost(12, optimizer)
         assert found.peak_training_memory_bytes == pytest.approx(true.peak_training_memory_bytes, rel=0.01)
         assert (found.parameters, found.download_bytes) == (true.parameters, true.download_bytes)
         assert found.training_flops == true.training_flops
@@ -49,7 +49,7 @@ def test_what_lacks_blocks_is_priced_without_following_it(monkeypatch):
     family = family_of("Residual")
     whole, shortened = family.full(), family.smallest()
     assert 0 in shortened.widths
-    true = family._step(shortened, 12, accumulates=False).cost(12, "sgd")
+    true = family.step(shortened, 12, accumulates=False).cost(12, "sgd")
     family.price(whole, 12, "sgd")
     family.price(shortened, 12, "sgd")
     monkeypatch.setattr("wildflower.models.traced.family._recorded", None)
