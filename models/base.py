@@ -180,6 +180,18 @@ class Family(ABC):
     def validate(self, arch: Architecture) -> None:
         """Raise ValueError that names the entry out of bounds and its bound."""
 
+    @property
+    def alternatives(self) -> Mapping[str, Family]:
+        """Return the families of whose networks an architecture is one, by what is in front of their tensors' names.
+
+        That is this family itself, and of a choice each of its members.
+        """
+        return {"": self}
+
+    def member_of(self, arch: Architecture) -> tuple[str, Family, Architecture]:
+        """Return the entry of `alternatives` that an architecture is of, and what the architecture is called there."""
+        return "", self, arch
+
     # Sub-models
 
     @abstractmethod

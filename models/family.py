@@ -139,4 +139,9 @@ def _members(arguments: Mapping[str, Any]) -> tuple[tuple[str, Family], ...]:
     if not isinstance(members, Mapping) or not all(isinstance(spec, Mapping) for spec in members.values()):
         raise ValueError(f"choice: members must be like {{large = {{name = 'lenet5'}}, ...}}, not {members!r}")
     shared = {field: arguments[field] for field in Choice.SHARED if field in arguments}
-    return tuple((member, make_family({**spec, **shared})) for member, spec in members.items())
+    made = []
+    for member, spec in members.items():
+        # A family of any modules has no norm or scaler to choose.
+        known = {field.name for field in fields(family_class(spec.get("name"), spec))}
+        made.append((member, make_family({**spec, **{key: shared[key] for key in shared if key in known}})))
+    return tuple(made)

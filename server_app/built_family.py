@@ -55,21 +55,11 @@ def family_of(
         # The folder or hub name that weights come from says what model they are of, where a family can read that.
         if "model" in known and (folder := folder_of_sizes(config.initial.weights)) is not None:
             defaults = {"model": str(folder), **defaults}
-        of_texts = _text_sizes(task, {**defaults, **arguments})
-        if "labels" in arguments and arguments["labels"] != of_texts.get("labels", arguments["labels"]):
-            raise ConfigError(
-                f"family-arguments = {config.family_arguments!r}: labels = {arguments['labels']!r}, and those of "
-                f"{config.task!r} are of {of_texts['labels']!r}: leave labels out"
-            )
         # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
-        wishes = {
-            **of_texts,
-            "tokens": task.normalization is None,
-            **defaults,
-            **arguments,
-            **options,
-        }
+        wishes = {**_of_task(config, task, {**defaults, **arguments}), **defaults, **arguments, **options}
         wanted = {key: value for key, value in wishes.items() if key in known}
+        if isinstance(members := wanted.get("members"), Mapping):
+            wanted["members"] = {member: _member(config, task, given) for member, given in members.items()}
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
         check_vocabulary(task, family)
@@ -101,6 +91,25 @@ def family_of(
             f"family = {name!r}{given} does not go with the {shape} inputs of {config.task!r}: {why}"
         ) from None
     return family
+
+
+def _of_task(config: RunConfig, task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the task says of a family, as far as the family has such arguments."""
+    of_texts = _text_sizes(task, arguments)
+    if "labels" in arguments and arguments["labels"] != of_texts.get("labels", arguments["labels"]):
+        raise ConfigError(
+            f"family-arguments = {config.family_arguments!r}: labels = {arguments['labels']!r}, and those of "
+            f"{config.task!r} are of {of_texts['labels']!r}: leave labels out"
+        )
+    return {**of_texts, "tokens": task.normalization is None}
+
+
+def _member(config: RunConfig, task: Task, arguments: Any) -> Any:
+    """Return the arguments of a member of a choice, with what the task says of it."""
+    if not isinstance(arguments, Mapping):
+        return arguments  # which `make_family` refuses
+    known = {field.name for field in fields(family_class(arguments.get("name"), arguments))}
+    return {key: value for key, value in _of_task(config, task, arguments).items() if key in known} | dict(arguments)
 
 
 def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,6 +19,17 @@ def parse_arguments(text: str, like: str = "exits = [1, 2, 3], kernel = 5") -> d
 def rates_of(text: str) -> dict[str, Any]:
     """Return what `learning-rates` holds: part of the model -> how many times the learning rate it has."""
     return flat(parse_arguments(text, like="classifier = 10, 'encoder.layer.0' = 0.1"))
+
+
+def weights_of(text: str) -> dict[str, str]:
+    """Return what `initial.weights` names: member of a choice -> file, folder or name; of another family "" -> it."""
+    if not re.match(r"\s*\w+\s*=\s*['\"]", text):
+        return {"": text}
+    like = "large = 'a.safetensors', small = 'b.safetensors'"
+    found = parse_arguments(text, like)
+    if not all(isinstance(source, str) and source for source in found.values()):
+        raise ValueError(f'must be like "{like}"')
+    return found
 
 
 def tables_flat(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from wildflower.devices.fleet import Fleet, bundled_fleet, replaced_devices
 from wildflower.models.family import Family
 from wildflower.models.initial import checked_names, digest_of, load_initial, weights_file
 from wildflower.server_app.config import ConfigError, RunConfig
-from wildflower.server_app.inline_tables import parse_arguments
+from wildflower.server_app.inline_tables import parse_arguments, weights_of
 from wildflower.server_app.resuming import check_same, is_of_a_folder
 from wildflower.server_app.vocabulary import check_same_tokens
 from wildflower.strategies.submodel import initial_weights
@@ -80,21 +81,33 @@ def initial_of(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[s
     """
     if not config.initial.weights:
         return {}, None
+    weights: dict[str, Tensor] = {}
+    file = None
     try:
         names = checked_names(parse_arguments(config.initial.names))
-        file = weights_file(config.initial.weights)
-        found = load_initial(file, family, names)
-        check_same_tokens(task, family, file.parent, found.tensors)
+        sources = weights_of(config.initial.weights)
+        known = {prefix.removesuffix("."): (prefix, one) for prefix, one in family.alternatives.items()}
+        for member, source in sources.items():
+            if member not in known:
+                right = ", ".join(f"{name} = '...'" for name in known) if len(known) > 1 else "one file or name"
+                raise ValueError(f"{family.name} takes {right}")
+            prefix, one = known[member]
+            file = weights_file(source)
+            found = load_initial(file, one, names)
+            check_same_tokens(task, one, file.parent, found.tensors)
+            log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
+            whole = found.whole(one, partial(initial_weights, one, config.seed))
+            weights |= {prefix + name: tensor for name, tensor in whole.items()}
     except ValueError as error:
         why = str(error).removeprefix(f"{config.initial.weights}: ")
         raise ConfigError(f"initial.weights = {config.initial.weights!r}: {why}") from None
-    log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
-    return found.whole(family, lambda: initial_weights(family, config.seed)), file
+    return weights, None if len(known) > 1 else file
 
 
 def initial_digest(config: RunConfig) -> str:
-    """SHA-256 of the file that a run's first weights come from; "" where they are drawn."""
-    return digest_of(weights_file(config.initial.weights)) if config.initial.weights else ""
+    """SHA-256 of each file that a run's first weights come from; "" where they are drawn."""
+    sources = weights_of(config.initial.weights).values() if config.initial.weights else ()
+    return " ".join(digest_of(weights_file(source)) for source in sources)
 
 
 def public_of(config: RunConfig, task: Task, family: Family) -> PublicData | None:

@@ -13,7 +13,7 @@ from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.messages.orders import MOST_AT_ONCE
 from wildflower.messages.programs import ProgramFormat
 from wildflower.models.initial import checked_names
-from wildflower.server_app.inline_tables import parse_arguments
+from wildflower.server_app.inline_tables import parse_arguments, weights_of
 from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, to_scalar
 from wildflower.strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 
@@ -35,7 +35,7 @@ class Initial(Params):
     weights: str = Field(
         "",
         description='First weights: a safetensors or .pth file, a folder of Hugging Face\'s or a name on its hub; "" '
-        "draws them (docs/your-model.md)",
+        "draws them; of a choice one for each member, as \"large = 'a.pth', small = 'b.pth'\" (docs/your-model.md)",
     )
     names: NamesTable = Field(
         "",
@@ -44,6 +44,10 @@ class Initial(Params):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        try:
+            weights_of(self.weights)
+        except ValueError as error:
+            raise ValueError(f"initial.weights = {self.weights!r}: {error}") from None
         if self.names and not self.weights:
             raise ValueError(
                 f"initial.names = {self.names!r}: says what names in the file of initial.weights are called, and there "

@@ -26,6 +26,7 @@ from wildflower.devices.validation import one_line
 from wildflower.messages.programs import network_of
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
+from wildflower.models.choice import Chosen
 from wildflower.models.family import make_family
 from wildflower.models.traced.family import Traced
 from wildflower.models.traced.program import Program
@@ -338,12 +339,13 @@ def _why_no_models(run_dir: Path) -> str:
 
 def as_own_class(network: nn.Module, info: ModelInfo) -> nn.Module:
     """Return the network of a user's module as the user's class, as far as that answers alike."""
+    network = network.alone if isinstance(network, Chosen) else network
     if isinstance(network, Program):
         from wildflower.models.traced.own_module import own_module  # which traces
 
-        family = make_family(info.model.family)
+        _, family, own = make_family(info.model.family).member_of(Architecture.from_json(info.model.architecture))
         assert isinstance(family, Traced)
-        return own_module(family, Architecture.from_json(info.model.architecture), network) or network
+        return own_module(family, own, network) or network
     return network.module if isinstance(network, AnyNetwork) else network
 
 

@@ -82,6 +82,10 @@ def try_networks(family: Family, task: Task, batches: Batches) -> list[str]:
 
     Networks of described layers are tried where somebody trains on a single example, all others always.
     """
+    return [finding for one in family.alternatives.values() for finding in _try(one, task, batches)]
+
+
+def _try(family: Family, task: Task, batches: Batches) -> list[str]:
     of_ones_own = _is_own(family)
     alone = bool(batches.alone or batches.single)
     if not of_ones_own and not alone:

@@ -30,15 +30,14 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
 
     Raises ValueError for a group that no filters make, and for a family of several networks.
     """
+    if len(family.alternatives) > 1:
+        raise ValueError(
+            f"channels are ranked here within one network, and {family.name} is a choice among several: take one "
+            "of its members as the family"
+        )
     sizes = dict(family.groups)
     if isinstance(family, GroupFamily):
-        found = family.channels(family.full())
-        if not all(channels.kept for channels in found.values()):
-            raise ValueError(
-                f"channels are ranked here within one network, and {family.name} is a choice among several: take one "
-                "of its members as the family"
-            )
-        sizes = {group: channels.full for group, channels in found.items()}
+        sizes = {group: channels.full for group, channels in family.channels(family.full()).items()}
     tables = family.embeddings if isinstance(family, Traced) else {}
     squares: dict[str, Tensor] = {}
     for name, spec in family.tensors(family.full()).items():

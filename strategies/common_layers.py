@@ -7,7 +7,6 @@ from itertools import combinations
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.choice import Choice
 from wildflower.strategies.exits import by_depth, require_one_exit
 
 Signature = tuple[str, tuple[int, ...]]
@@ -39,7 +38,7 @@ def signatures_of(family: Family, architecture: Architecture) -> dict[str, Signa
 
     Members of a choice have their own names in front of their tensors', which do not count.
     """
-    prefix = f"{family.split(architecture)[0]}_" if isinstance(family, Choice) else ""
+    prefix, _, _ = family.member_of(architecture)
     return {name: (name.removeprefix(prefix), spec.shape) for name, spec in family.tensors(architecture).items()}
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.choice import Choice
 from wildflower.strategies.exits import by_depth, require_one_exit
 
 
@@ -32,7 +31,7 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
 
     ValueError if the family is no choice and has no stack, or several.
     """
-    if isinstance(family, Choice):
+    if len(family.alternatives) > 1:
         return _blocks_of(family, architecture)
     if len(family.stacks) != 1:
         raise ValueError(
@@ -59,11 +58,12 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
 
 def _blocks_of(family: Family, architecture: Architecture) -> Layers:
     """The blocks of a network in order; the one that ends in the classes is the head."""
-    tensors = family.tensors(architecture)
+    prefix, member, own = family.member_of(architecture)
+    tensors = member.tensors(own)
     blocks: dict[str, dict[str, str]] = {}
     for name in tensors:
         block = name.partition(".")[0]
-        blocks.setdefault(block, {})[name.removeprefix(block)] = name
+        blocks.setdefault(block, {})[name.removeprefix(block)] = prefix + name
     heads = {name.partition(".")[0] for name, spec in tensors.items() if spec.of_classes}
     head = tuple(name for block in heads for name in blocks[block].values())
     return Layers((), tuple(found for block, found in blocks.items() if block not in heads), head)
@@ -110,7 +110,7 @@ def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
     require_one_exit("inclusivefl", family)
     candidates = family.candidates(widths)
     if (
-        isinstance(family, Choice)
+        len(family.alternatives) > 1
         or len({len(layers_of(family, architecture).blocks) for architecture in candidates}) > 1
     ):
         return candidates
@@ -119,7 +119,7 @@ def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
 
 def check_alike(family: Family, layers: Mapping[Architecture, Layers]) -> None:
     """Raise ValueError if types share tensors of different shapes, or no layer at all."""
-    if isinstance(family, Choice):
+    if len(family.alternatives) > 1:
         largest, *others = layers.items()
         if not all(alike_blocks(family, largest, other) for other in others):
             raise ValueError(

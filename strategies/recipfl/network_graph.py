@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -74,13 +75,15 @@ def graph_of(family: Family, architecture: Architecture) -> Graph:
     A layer with a weight and a bias is two nodes, one behind the other. What is frozen has no node of its own.
     GraphError where no graph can be made, or where there would be no tensor in it.
     """
-    graph = _described(family, architecture) if _is_described(family, architecture) else _traced(family, architecture)
+    prefix, own, its = family.member_of(architecture)
+    graph = _described(own, its) if _is_described(own, its) else _traced(own, its)
     if not graph.tensors:
         raise GraphError(
             f"no graph can be made of {family.name}: of {architecture} nothing is left that could be generated; "
             f"freeze = {', '.join(family.freeze)}"
         )
-    return graph
+    nodes = tuple(replace(node, tensor=prefix + node.tensor) if node.tensor else node for node in graph.nodes)
+    return replace(graph, nodes=nodes)
 
 
 def _is_described(family: Family, architecture: Architecture) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.block_family import BlockFamily
+from wildflower.models.choice import Choice
 from wildflower.models.family import FAMILIES, make_family
 from wildflower.models.placement import chosen, leading, rolling
 from wildflower.models.space import Space
@@ -74,7 +75,9 @@ def test_spec_round_trips_through_json(spec):
 
 def test_every_family_is_tested():
     # Those of modules that describe no layers have tests of their own.
-    assert {spec["name"] for spec in SMALL} == {n for n, kind in FAMILIES.items() if issubclass(kind, BlockFamily)}
+    assert {spec["name"] for spec in SMALL} == {
+        n for n, kind in FAMILIES.items() if issubclass(kind, BlockFamily | Choice)
+    }
 
 
 def example_inputs(family):
@@ -133,6 +136,15 @@ def check_cut(family, arch, select):
     return model
 
 
+def drawn(family, seed):
+    """An architecture, of a choice one of any member."""
+    rng = np.random.default_rng(seed)
+    if not isinstance(family, Choice):
+        return family.sample(rng)
+    member, own = family.members[int(rng.integers(len(family.members)))]
+    return family.of(member, own.sample(rng))
+
+
 SELECTIONS = [leading, rolling(5), chosen(3)]
 DEEP = [spec for spec in SMALL if spec["name"].startswith("resnet") and "exits" not in spec]
 
@@ -143,7 +155,7 @@ DEEP = [spec for spec in SMALL if spec["name"].startswith("resnet") and "exits" 
 @given(seed=st.integers(0, 2**32 - 1), select=st.sampled_from(SELECTIONS))
 def test_sampled_architectures_are_cut_built_and_trained(spec, seed, select):
     family = make_family(spec)
-    train_one_step(family, check_cut(family, family.sample(np.random.default_rng(seed)), select))
+    train_one_step(family, check_cut(family, drawn(family, seed), select))
 
 
 @pytest.mark.thorough
@@ -196,10 +208,10 @@ def test_a_resnet_without_a_middle_block_is_cut_built_and_trained():
 @given(seed=st.integers(0, 2**32 - 1))
 def test_samples_are_valid(spec, seed):
     family = make_family(spec)
-    arch = family.sample(np.random.default_rng(seed))
+    arch = drawn(family, seed)
     family.validate(arch)
     assert Architecture.from_json(json.loads(json.dumps(arch.to_json()))) == arch
-    assert arch == family.sample(np.random.default_rng(seed))
+    assert arch == drawn(family, seed)
 
 
 @pytest.mark.thorough
@@ -344,7 +356,7 @@ def test_a_missing_argument_is_named():
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 def test_models_over_given_weights_are_those_that_are_built_and_share_nothing(spec):
     family = make_family(spec)
-    arch = family.sample(np.random.default_rng(3))
+    arch = drawn(family, 3)
     torch.manual_seed(4)
     built = family.build(arch).eval()
     weights = {name: value.clone() for name, value in built.state_dict().items()}

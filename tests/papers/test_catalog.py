@@ -49,7 +49,7 @@ def test_no_file_is_left_that_no_experiment_uses():
 def test_an_unknown_name_names_the_nearest():
     with pytest.raises(SettingsError, match=r"recipfl/table-3-mnist'"):
         entry("recipfl/table-3-mnst")
-    with pytest.raises(SettingsError, match="but 5 that begin so: recipfl/table-3-cifar10-depth"):
+    with pytest.raises(SettingsError, match="but 6 that begin so: recipfl/table-3-cifar10-depth"):
         entry("recipfl/table-3")
 
 

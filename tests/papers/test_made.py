@@ -17,8 +17,8 @@ SHAPES = {
     "stl10": ((3, 96, 96), 10),
     "unimib-shar": ((1, 18, 25), 8),
     "shakespeare": ((80,), 23),  # the letters of the words that are made, blanks, ends of lines, and all others
-    "glue-cola": ((8,), 2),
-    "glue-sst2": ((8,), 2),
+    "glue-cola": ((12,), 2),
+    "glue-sst2": ((12,), 2),
     "glue-mrpc": ((12,), 2),
     "glue-qqp": ((12,), 2),
     "glue-stsb": ((12,), 1),

@@ -19,7 +19,7 @@ from wildflower.server_app.run_folder import read_rounds
 from wildflower.strategies.method import LEADING, Selection, of_one_device
 
 MEMBERS = "members = { large = { name = 'cnn3' }, small = { name = 'mlp', hidden = [4] } }"
-ALL_PARTS = "large_block1, large_block2, large_block3, large_head, small_head"
+ALL_PARTS = "large.block1, large.block2, large.block3, large.head, small.head"
 FREEZE = {"freeze": "block1, block2.conv"}
 
 
@@ -162,11 +162,11 @@ def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
         ),
         ({"family": "choice", "family-arguments": MEMBERS, "freeze": ALL_PARTS}, "nothing is left to train"),
         (
-            {"family": "choice", "family-arguments": MEMBERS, "freeze": "small_head"},
+            {"family": "choice", "family-arguments": MEMBERS, "freeze": "small.head"},
             # 64 x 4 + 4 and 4 x 10 + 10
             "nothing is left to train of the model of 310 parameters",
         ),
-        ({"family": "choice", "family-arguments": MEMBERS, "freeze": "smal_head"}, "did you mean 'small_head'"),
+        ({"family": "choice", "family-arguments": MEMBERS, "freeze": "smal.head"}, "did you mean 'small.head'"),
         ({"freeze": "block1", "strategy": "local"}, "has no global model, of which parts could be frozen"),
         ({"freeze": "xyz"}, "freeze = 'xyz': lenet5 has no part 'xyz'; its outermost parts are block1, block2, head"),
         ({"learning-rates": "hed = 10"}, "learning-rates = 'hed = 10': lenet5 has no part 'hed'; did you mean 'head'"),
@@ -215,7 +215,28 @@ def test_devices_that_are_groups_of_their_own_share_what_is_frozen():
 
 @pytest.mark.thorough
 def test_a_part_of_any_member_of_a_choice_can_be_frozen(tmp_path):
-    keys = {"strategy": "heterofl", "family": "choice", "family-arguments": MEMBERS, "freeze": "small_head.fc1"}
+    keys = {"strategy": "heterofl", "family": "choice", "family-arguments": MEMBERS, "freeze": "small.head.fc1"}
     engine, _ = build(small_config(tmp_path, **keys))
     family = engine.method.family
-    assert {n for n in family.tensor_names() if family.is_frozen(n)} == {"small_head.fc1.weight", "small_head.fc1.bias"}
+    assert {n for n in family.tensor_names() if family.is_frozen(n)} == {"small.head.fc1.weight", "small.head.fc1.bias"}
+
+
+def test_every_member_of_a_choice_begins_with_a_file_of_its_own(tmp_path):
+    keys = {"strategy": "fedavg", "fedavg.use": "affordable", "family": "choice", "family-arguments": MEMBERS}
+    family = build(small_config(tmp_path, **keys))[0].method.family
+    sources = []
+    for number, (prefix, member) in enumerate(family.alternatives.items(), start=1):
+        ones = {n: torch.full(s.shape, float(number)) for n, s in member.tensors(member.full()).items()}
+        torch.save(ones, tmp_path / f"{number}.pth")
+        sources.append(f"{prefix[:-1]} = '{tmp_path}/{number}.pth'")
+    keys["freeze"] = "large.block1, small.head.fc1"
+    method = build(small_config(tmp_path, **keys, **{"initial.weights": ", ".join(sources)}))[0].method
+    assert {float(v.unique()) for n, v in method.weights.items() if n.startswith("large.")} == {1.0}
+    assert {float(v.unique()) for n, v in method.weights.items() if n.startswith("small.")} == {2.0}
+    for wrong, message in (
+        (f"{tmp_path}/1.pth", r"choice takes large = '...', small = '...'"),
+        ("tiny = 'a.pth'", "choice takes large"),
+        ("large = 'a.pth', small = 3", "must be like"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(small_config(tmp_path, **keys, **{"initial.weights": wrong}))

@@ -128,13 +128,13 @@ def test_members_of_a_choice_share_layers_under_their_own_names():
     deep, flat = VIT, VitTiny(input_shape=(1, 8, 8), hidden=4, depth=1, heads=2, mlp=4)
     method = at_zero(flexifed("max", Choice((1, 8, 8), members=(("deep", deep), ("flat", flat)))))
     large, small = method.candidates
-    assert method.keys[large]["deep_embedding.patches.weight"] == method.keys[small]["flat_embedding.patches.weight"]
-    assert method.keys[large]["deep_head.norm.weight"] != method.keys[small]["flat_head.norm.weight"]
+    assert method.keys[large]["deep.embedding.patches.weight"] == method.keys[small]["flat.embedding.patches.weight"]
+    assert method.keys[large]["deep.head.norm.weight"] != method.keys[small]["flat.head.norm.weight"]
     assert method.common == len(deep.block_names[:1]) * 16 + 3 == SHARED
     a_round(method, [[1.0], [2.0]])
     model = method.models([small])[small]
-    assert model.weights["flat_block0_mlp.fc1.weight"].unique().tolist() == [1.5]
-    assert model.weights["flat_head.norm.weight"].unique().tolist() == [1.0]
+    assert model.weights["flat.block0_mlp.fc1.weight"].unique().tolist() == [1.5]
+    assert model.weights["flat.head.norm.weight"].unique().tolist() == [1.0]
 
 
 def test_types_begin_with_given_weights():

@@ -142,7 +142,7 @@ def test_last_layers_and_heads_may_be_shared_too():
 def test_heads_are_shared_only_where_types_have_the_same():
     class Uneven(VitTiny):
         def tensors(self, arch):
-            own = "head" if arch == self.full() else "small_head"
+            own = "head" if arch == self.full() else "small.head"
             return {name.replace("head.", f"{own}."): spec for name, spec in super().tensors(arch).items()}
 
     family = Uneven(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
@@ -251,9 +251,9 @@ def test_members_of_a_choice_share_the_blocks_with_which_they_begin():
     large, small = (method.weights[a] for a in method.candidates)
     for name, value in {**large, **small}.items():
         if not name.endswith("num_batches_tracked"):
-            expected = 4.0 if "_block1." in name else 5.0 if name.startswith("large") else 1.0
+            expected = 4.0 if "block1." in name else 5.0 if name.startswith("large") else 1.0
             assert value.unique().tolist() == [expected], name
-    assert any("_block1.norm.running_var" in name for name in small)
+    assert any("block1.norm.running_var" in name for name in small)
 
 
 def test_statistics_are_averaged_where_the_server_has_an_adam():
@@ -261,8 +261,8 @@ def test_statistics_are_averaged_where_the_server_has_an_adam():
     method = at_zero(inclusive(family, adam=FedAdamParams(eta=0.5)))
     a_round(method, [[3.0], [3.0]])
     weights = method.weights[method.candidates[0]]
-    assert weights["large_block2.norm.running_var"].unique().tolist() == [3.0]
-    assert 0 < weights["large_block2.norm.weight"].unique().item() < 3.0
+    assert weights["large.block2.norm.running_var"].unique().tolist() == [3.0]
+    assert 0 < weights["large.block2.norm.weight"].unique().item() < 3.0
 
 
 def test_deep_blocks_of_a_choice_hand_down_what_has_the_shape_of_the_last_shallow_one():
@@ -275,7 +275,7 @@ def test_deep_blocks_of_a_choice_hand_down_what_has_the_shape_of_the_last_shallo
     a_round(method, [[0.0], [0.0]])
     for name, value in method.weights[method.candidates[1]].items():
         # What is shared is (1 + 4) / 2; the last MLP has half of its 1 in round 1, and half of m = 4 in round 2.
-        assert value.unique().tolist() == [1.0 if "_head." in name else 2.5], name
+        assert value.unique().tolist() == [1.0 if ".head." in name else 2.5], name
 
 
 def test_families_that_share_no_layers_are_refused():

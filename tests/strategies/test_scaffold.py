@@ -99,7 +99,7 @@ def test_of_a_choice_the_largest_member_travels(tmp_path):
     result = engine.run_round(simulated_grid(), 1, scorer)
     assert {device["outcome"] for device in result.devices} == {"trained"}
     moved = {name for name, value in engine.method.weights.items() if not torch.equal(value, before[name])}
-    assert {name.partition("_")[0] for name in moved} == {"large"}
+    assert {name.partition(".")[0] for name in moved} == {"large"}
 
 
 def test_the_control_variate_is_part_of_the_state():

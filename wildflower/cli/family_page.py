@@ -29,11 +29,12 @@ def family_page(config: RunConfig) -> Iterator[str | Table]:
     family = engine.method.family
     whole = cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
     yield f"{_name(family)}: {whole.parameters:,} parameters"
-    if isinstance(family, GroupFamily):
-        yield _groups(family)
-        yield from _depth(family)
-    if isinstance(family, Traced):
-        yield from _pinned(family)
+    for one in family.alternatives.values():
+        if isinstance(one, GroupFamily):
+            yield _groups(one)
+            yield from _depth(one)
+        if isinstance(one, Traced):
+            yield from _pinned(one)
     yield _widths(family, config)
 
 

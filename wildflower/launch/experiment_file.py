@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.reference import is_reference, module_label
 from wildflower.plugins.user_error import UserError
-from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat
+from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat, weights_of
 
 if TYPE_CHECKING:
     from wildflower.server_app.config import RunConfig
@@ -213,9 +213,11 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     values["task-arguments"] = _with_absolute_folders(values["task-arguments"], config.own_task_arguments(), here)
     if values["fleet"].endswith(".toml"):
         values["fleet"] = _absolute(values["fleet"], here)
-    initial = here / Path(values["initial.weights"]).expanduser()
-    if values["initial.weights"] and initial.exists():  # else it is a name on the hub
-        values["initial.weights"] = _absolute(values["initial.weights"], here)
+    sources = weights_of(values["initial.weights"])
+    for member, source in sources.items():
+        if source and (here / Path(source).expanduser()).exists():  # else it is a name on the hub
+            sources[member] = _absolute(source, here)
+    values["initial.weights"] = sources[""] if "" in sources else inline(sources)
     output_dir = Path(values["output-dir"])
     if not values["run-name"]:
         if values["resume"]:

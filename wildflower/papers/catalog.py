@@ -23,10 +23,12 @@ INDEX = "index.toml"
 TINY_DEVICES = 3  # per round
 MADE_EXAMPLES = 240  # to train on; a hundred classes have two each, and one to test on
 
-ROBERTA = "'FacebookAI/roberta-base'"
-ROBERTA_SIZES = (
-    "kind = 'roberta', hidden = 768, heads = 12, mlp = 3072, positions = 514, vocabulary = 50265, token_types = 1"
-)
+# Published encoders, of 768 channels in 12 heads each: kind, layers, positions and tokens.
+PUBLISHED = {
+    "FacebookAI/roberta-base": ("roberta", 12, 514, 50_265),
+    "google-bert/bert-base-uncased": ("bert", 12, 512, 30_522),
+    "distilbert/distilbert-base-uncased": ("distilbert", 6, 512, 30_522),
+}
 
 # Training examples of the data sets, by which a plan at full size counts what a device trains on.
 EXAMPLES = {
@@ -183,8 +185,7 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
     found |= _of_method(whole) | dict(text.partition("=")[::2] for text in one.tiny)
     found = {key: value for key, value in found.items() if key not in own}
     found |= {key: value for key, value in DISTILLED.items() if own.get("distillation.steps", "0") != "0"}
-    sizes = f"hidden = 16, heads = 4, mlp = 16, positions = 32, vocabulary = {made.TOKENS}, token_types = 1"
-    if texts := _of_texts(whole, folder, sizes):
+    if texts := _of_texts(whole, folder, small=True):
         found |= texts | {"task-arguments": f"{texts['task-arguments']}, max_tokens = 12"}
     return [f"{key}={value}" for key, value in found.items()]
 
@@ -199,7 +200,7 @@ def full_size(one: Entry, row: Row, folder: Path) -> list[str]:
         each = min(PLANNED_EXAMPLES, max(1, count // devices))
         found = {"data-dir": _made(settings, folder, PLANNED_EXAMPLES), "examples-per-device": each}
         found |= {"partition": "iid"} if settings["partition"] == "natural" else {}
-    found |= _of_texts(settings, folder, ROBERTA_SIZES)
+    found |= _of_texts(settings, folder, small=False)
     return [f"{key}={value}" for key, value in found.items()]
 
 
@@ -213,19 +214,21 @@ def _made(row: Mapping[str, Any], folder: Path, train: int) -> Path:
     return data
 
 
-def _of_texts(row: Mapping[str, Any], folder: Path, sizes: str) -> dict[str, Any]:
-    """Return what an encoder of random weights of these sizes needs, and a tokenizer that was made."""
-    if row["family"] != "encoder":
+def _of_texts(row: Mapping[str, Any], folder: Path, *, small: bool) -> dict[str, Any]:
+    """Return what encoders of random weights need in place of published ones, and a tokenizer that was made."""
+    arguments, task_arguments = row.get("family-arguments", ""), row.get("task-arguments", "")
+    if not any(f"model = '{model}'" in arguments for model in PUBLISHED):
         return {}
-    tokenizer = folder / "tokenizer"
-    if not tokenizer.exists():
-        made.write_tokenizer(tokenizer)
-    depth = "" if "depth =" in row["family-arguments"] else ", depth = 12"
-    return {
-        "initial.weights": "",
-        "family-arguments": row["family-arguments"].replace(f"model = {ROBERTA}", sizes + depth),
-        "task-arguments": row["task-arguments"].replace(ROBERTA, repr(str(tokenizer))),
-    }
+    for model, (kind, layers, positions, tokens) in PUBLISHED.items():
+        count = made.TOKENS if small else tokens
+        hidden, heads, mlp, longest = (16, 4, 16, 32) if small else (768, 12, 3072, positions)
+        sizes = f"hidden = {hidden}, heads = {heads}, mlp = {mlp}, positions = {longest}, vocabulary = {count}"
+        depth = "" if "depth =" in arguments else f", depth = {layers}"
+        arguments = arguments.replace(f"model = '{model}'", f"kind = '{kind}', {sizes}, token_types = 1{depth}")
+        if f"'{model}'" in task_arguments:
+            tokenizer = made.write_tokenizer(folder / f"tokenizer-{count}", count)
+            task_arguments = task_arguments.replace(f"'{model}'", repr(str(tokenizer)))
+    return {"initial.weights": "", "family-arguments": arguments, "task-arguments": task_arguments}
 
 
 def _of_method(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ NOISE = 40
 WORDS = ("film", "book", "plot", "play", "scene", "actor", "story", "music", "sound", "light", "stage", "song")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENS = len(SPECIAL) + len(WORDS)
+LONGEST = 100  # repetitions in the first text
 PEOPLE = 12  # writers of FEMNIST, subjects of UniMiB SHAR
 
 
@@ -98,13 +99,19 @@ def _unimib(folder: Path, train: int, test: int) -> None:
     savemat(folder / "fall_labels.mat", {"fall_labels": said})
 
 
-def write_tokenizer(folder: Path) -> Path:
-    """Write a tokenizer of whole words, as BERT's, in a folder of Hugging Face's, and return the folder."""
+def write_tokenizer(folder: Path, tokens: int = TOKENS) -> Path:
+    """Write a tokenizer of whole words, as BERT's, in a folder of Hugging Face's, unless it is there.
+
+    Return the folder. Tokens behind `TOKENS` are of no text.
+    """
+    if folder.exists():
+        return folder
     with needed("transformers", "a tokenizer"):
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *WORDS))}
+    unused = (f"[unused{number}]" for number in range(tokens - TOKENS))
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *WORDS, *unused))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -115,10 +122,16 @@ def write_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def sentence(label: int, classes: int, rng: np.random.Generator) -> str:
-    """Return six words, of which those of a class are more frequent."""
-    own = [word for number, word in enumerate(WORDS) if number % classes == label]
-    return " ".join(str(rng.choice(own if rng.random() < 0.6 else WORDS)) for _ in range(6))
+def sentences(labels: Sequence[int], classes: int, rng: np.random.Generator) -> list[str]:
+    """Return six words for each label, of which those of its class are more frequent.
+
+    The first text is as long as any real one, because a plan is of the longest.
+    """
+    size = (len(labels), 6)
+    own = np.array(labels)[:, None] + classes * rng.integers(0, len(WORDS) // classes, size)
+    numbers = np.where(rng.random(size) < 0.6, own, rng.integers(0, len(WORDS), size))
+    found = [" ".join(WORDS[number] for number in row) for row in numbers]
+    return [" ".join([found[0]] * LONGEST), *found[1:]]
 
 
 def _glue(name: str, columns: tuple[str, ...], classes: int, validation: str) -> Callable[[Path, int, int], None]:
@@ -128,7 +141,7 @@ def _glue(name: str, columns: tuple[str, ...], classes: int, validation: str) ->
         rng = np.random.default_rng(2)
         for split, count in (("train", train), (validation, test)):
             labels = [number % (classes or 6) for number in range(count)]
-            texts = {column: [sentence(label, classes or 6, rng) for label in labels] for column in columns}
+            texts = {column: sentences(labels, classes or 6, rng) for column in columns}
             values: Sequence[object] = labels if classes else [float(label) for label in labels]
             _parquet(folder / name / f"{split}-00000-of-00001.parquet", {**texts, "label": values})
 

@@ -87,7 +87,7 @@ def test_what_is_sent_are_all_tensors_in_their_order(recipfl):
 def test_every_device_is_sent_weights_of_its_own(recipfl):
     strategy = recipfl()
     first, second = (written(strategy, device, SMALL) for device in (0, 1))
-    assert not torch.equal(first["small_block1.conv.weight"], second["small_block1.conv.weight"])
+    assert not torch.equal(first["small.block1.conv.weight"], second["small.block1.conv.weight"])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_strong_and_weak_devices_change_one_hypernetwork(recipfl):
     strategy.finish_round([])
     after = written(strategy, 1, SMALL)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert {"small_block1.conv.weight", "small_head.classifier.bias"} <= changed
+    assert {"small.block1.conv.weight", "small.head.classifier.bias"} <= changed
 
 
 def test_the_order_of_replies_does_not_matter(recipfl):
@@ -186,7 +186,7 @@ def test_a_round_without_replies_changes_nothing(recipfl):
 
 def test_biases_of_norms_are_those_that_the_device_uploaded(recipfl):
     strategy = recipfl()
-    name = "small_block1.norm.bias"
+    name = "small.block1.norm.bias"
     assert written(strategy, 0, SMALL)[name].eq(0).all()
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value + 0.25))
     assert written(strategy, 0, SMALL)[name].eq(0).all()  # not before the round has ended
@@ -194,8 +194,8 @@ def test_biases_of_norms_are_those_that_the_device_uploaded(recipfl):
     assert written(strategy, 0, SMALL)[name].eq(0.25).all()
     assert written(strategy, 1, SMALL)[name].eq(0).all()
     statistics = written(strategy, 0, SMALL)
-    assert statistics["small_block1.norm.running_mean"].eq(0).all()
-    assert statistics["small_block1.norm.running_var"].eq(1).all()
+    assert statistics["small.block1.norm.running_mean"].eq(0).all()
+    assert statistics["small.block1.norm.running_var"].eq(1).all()
 
 
 def test_a_device_gets_its_first_weights_once(recipfl, monkeypatch):
@@ -217,7 +217,7 @@ def test_what_is_kept_of_an_upload_does_not_grow_with_the_model(recipfl):
     strategy.finish_round([])
     [current] = strategy.uploads.current.values()
     assert current.digests.shape == (len(strategy.graphs[LARGE].tensors), 128)
-    assert set(current.kept) == {"large_block1.norm.bias", "large_block2.norm.bias"}
+    assert set(current.kept) == {"large.block1.norm.bias", "large.block2.norm.bias"}
 
 
 def test_a_clipped_step_is_counted(recipfl, caplog, monkeypatch):
@@ -252,17 +252,17 @@ def test_weights_that_explode_are_refused_and_change_nothing(recipfl, value):
 def test_an_operator_never_seen_is_kept_from_the_devices_upload(recipfl):
     strategy = recipfl()
     del strategy.hypernetwork.decoders["linear weight"]
-    sent = written(strategy, 0, SMALL)["small_head.fc1.weight"]
-    assert torch.equal(sent, written(strategy, 0, SMALL)["small_head.fc1.weight"])
+    sent = written(strategy, 0, SMALL)["small.head.fc1.weight"]
+    assert torch.equal(sent, written(strategy, 0, SMALL)["small.head.fc1.weight"])
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value + 0.5))
     strategy.finish_round([])
-    assert torch.equal(written(strategy, 0, SMALL)["small_head.fc1.weight"], sent + 0.5)
+    assert torch.equal(written(strategy, 0, SMALL)["small.head.fc1.weight"], sent + 0.5)
 
 
 def test_what_is_not_generated_is_logged(recipfl, caplog):
     with caplog.at_level("INFO", "flwr"):
         recipfl().start()
-    assert "Not generated, but kept from each device's last upload: large_block1.norm.bias, " in caplog.text
+    assert "Not generated, but kept from each device's last upload: large.block1.norm.bias, " in caplog.text
 
 
 # What is frozen
