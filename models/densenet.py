@@ -8,19 +8,20 @@ from typing import ClassVar
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import is_count
-from wildflower.models.block_family import ImageFamily
+from wildflower.models.block_family import ExitFamily
 from wildflower.models.convolutions import Conv
-from wildflower.models.layers import Block, Channels, GlobalPool, Linear, Pool, Relu
+from wildflower.models.layers import Block, Channels, GlobalPool, Layer, Linear, Pool, Relu
 
 
 @dataclass(frozen=True)
-class DenseNet121(ImageFamily):
+class DenseNet121(ExitFamily):
     """DenseNet-121 with bottlenecks and half the channels behind each of its first three stages; stem of 3x3.
 
     1,035,268 parameters for 100 classes, 276,484 with `growth` 6. Only the insides of layers are channel groups: what
     passes between layers is made of many layers' channels and is never cut; smaller models have less `growth` or, with
     `depth` below 4, only the first stages, in front of an adapter that takes the stride of the others and ends in their
-    channels: a 3x3 convolution, norm and ReLU (depth 1 of RecipFL: 258,484).
+    channels: a 3x3 convolution, norm and ReLU (depth 1 of RecipFL: 258,484). Early `exits` are behind stages 1 to 3,
+    each with the norm, ReLU and pooling of the head in front of its classifier.
     """
 
     name: ClassVar[str] = "densenet121"
@@ -37,10 +38,15 @@ class DenseNet121(ImageFamily):
         super().__post_init__()
 
     @cached_property
+    def parts(self) -> dict[int, tuple[str, ...]]:
+        """Return the stages, each with the insides of its layers."""
+        stages = enumerate(self.stage_layers[: self.depth], start=1)
+        return {stage: tuple(f"stage{stage}_{layer}" for layer in range(layers)) for stage, layers in stages}
+
+    @cached_property
     def groups(self) -> dict[str, int]:
         """Return the inside of every layer, four times as wide as what it adds."""
-        stages = enumerate(self.stage_layers[: self.depth], start=1)
-        return {f"stage{stage}_{layer}": 4 * self.growth for stage, layers in stages for layer in range(layers)}
+        return {group: 4 * self.growth for groups in self.parts.values() for group in groups}
 
     def blocks(self, arch: Architecture) -> list[Block]:
         """Return the stem, the layers with transitions between stages, and the head."""
@@ -52,6 +58,10 @@ class DenseNet121(ImageFamily):
                 for layer in range(layers):
                     blocks.append(self._layer(f"stage{stage}_{layer}", stream, inside[f"stage{stage}_{layer}"]))
                     stream = self._fixed(stream.kept + self.growth)
+                if stage < self.depth:
+                    blocks += self.head(stage, self._classified(stream))
+                    if not inside[f"stage{stage + 1}_0"].kept:
+                        return blocks
             else:
                 stream = self._fixed(stream.kept + layers * self.growth)
             if stage == len(self.stage_layers):
@@ -62,13 +72,15 @@ class DenseNet121(ImageFamily):
                 transition = (*self.normalized(before), Relu(), conv, Pool("average"))
                 blocks.append(Block(f"transition{stage}", transition))
                 made = stream
-        classifier = Linear("classifier", stream, self.outputs)
         if self.depth == len(self.stage_layers):
-            return [*blocks, Block("head", (*self.normalized(stream), Relu(), GlobalPool(), classifier))]
+            return [*blocks, Block("head", self._classified(stream))]
         stride = 2 ** (len(self.stage_layers) - 1 - self.depth)
         adapter = Conv("conv", made, stream, kernel=3, stride=stride, padding=1, bias=False)
         blocks.append(Block("adapter", (adapter, *self.normalized(stream), Relu())))
-        return [*blocks, Block("head", (GlobalPool(), classifier))]
+        return [*blocks, Block("head", (GlobalPool(), Linear("classifier", stream, self.outputs)))]
+
+    def _classified(self, stream: Channels) -> tuple[Layer, ...]:
+        return (*self.normalized(stream), Relu(), GlobalPool(), Linear("classifier", stream, self.outputs))
 
     def _layer(self, name: str, stream: Channels, inside: Channels) -> Block:
         layers = (

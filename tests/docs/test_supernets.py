@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.models.test_once_for_all import FAMILY, published
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
@@ -19,7 +20,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 @pytest.mark.thorough
 def test_the_verbs_and_the_search():
-    verbs, _, search = BLOCKS
+    verbs, _, _, search = BLOCKS
     names = {}
     exec(verbs, names)
     assert names["logits"].shape == (8, 10)
@@ -33,6 +34,13 @@ def test_the_verbs_and_the_search():
     assert price.peak_training_memory_bytes <= 600_000_000
     assert price.payload_bytes <= 20_000_000
     assert 0.95 * 60_000_000 <= family.inference_macs(found) <= 60_000_000
+
+
+def test_published_weights_become_a_sub_network(monkeypatch):
+    names = {"torch": torch, "make_family": lambda spec: FAMILY, "architecture": FAMILY.smallest()}
+    monkeypatch.setattr(torch, "load", lambda *file, **options: {"state_dict": published()})
+    exec(BLOCKS[2], names)
+    assert names["network"](torch.rand(2, 3, 32, 32)).shape == (2, 5)
 
 
 def test_the_counts_of_sub_networks():

@@ -70,3 +70,20 @@ def test_the_cost_is_composed_of_its_blocks():
 def test_impossible_arguments_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         DenseNet121(**changes)
+
+
+def test_early_exits_are_behind_stages_and_leave_the_whole_network_as_it_is():
+    """With the exits of DepthFL a device has the stages up to its own, and no transition behind the last."""
+    family = DenseNet121(exits=(1, 4), **TINY)
+    assert list(family.segments) == ["exit1", "head"]
+    names = list(dict.fromkeys(name.partition(".")[0] for name in family.tensors(family.up_to(1))))
+    assert names == ["stem", *(f"stage1_{layer}" for layer in range(6)), "exit1"]
+    torch.manual_seed(0)
+    network, plain = family.build(family.full()).eval(), DenseNet121(**TINY)
+    first, last = network.exits(inputs := torch.rand(2, 3, 16, 16))
+    alone = plain.build(plain.full()).eval()
+    alone.load_state_dict({name: v for name, v in network.state_dict().items() if not name.startswith("exit1.")})
+    assert torch.equal(last, alone(inputs))
+    shallow = family.build(family.up_to(1)).eval()
+    shallow.load_state_dict({name: network.state_dict()[name] for name in shallow.state_dict()})
+    assert torch.equal(first, shallow(inputs))

@@ -38,6 +38,7 @@ SMALL = [
     },
     {"name": "resnet18", "input_shape": [3, 8, 8], "first_channels": 4, "depth": 1, "norm": "static"},
     {"name": "densenet121", "input_shape": [3, 8, 8], "growth": 2, "scaler": True},
+    {"name": "densenet121", "input_shape": [3, 8, 8], "growth": 2, "exits": [1, 3, 4]},
     {"name": "cnn3", "input_shape": [1, 9, 11], "scaler": True},
     {"name": "cnn3", "input_shape": [1, 8, 8], "kernel": 5},
     {"name": "pfl-cnn", "input_shape": [1, 8, 8], "scaler": True},

@@ -41,8 +41,8 @@ def test_an_experiment_tells_what_the_paper_prints_and_leaves_open(tmp_path, mon
     assert "recipfl: 97.99 ± 0.58 strong, 95.44 ± 2.28 weak" in out
     assert "Open in the paper: Local training" in out
     assert (
-        "Not here: DepthFL"
-        in invoked(["paper", "recipfl/table-3-cifar100-depth", "--about"], tmp_path, monkeypatch).output
+        "Not here: FlexiFed, InclusiveFL, HeteroFL and DepthFL"
+        in invoked(["paper", "recipfl/table-3-mnli", "--about"], tmp_path, monkeypatch).output
     )
     assert not any(tmp_path.iterdir())
 
