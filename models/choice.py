@@ -94,8 +94,9 @@ class Choice(Family):
         """Return the same choice among members with running statistics."""
         if self.norm == "batch":
             return self
-        members = tuple((member, replace(family, norm="batch")) for member, family in self.members)
-        return replace(self, norm="batch", members=members)
+        statistics: dict[str, Any] = {"norm": "batch"}
+        members = ((m, replace(f, **statistics) if hasattr(f, "norm") else f) for m, f in self.members)
+        return replace(self, norm="batch", members=tuple(members))
 
     @cached_property
     def groups(self) -> dict[str, int]:
