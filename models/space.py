@@ -110,8 +110,6 @@ class Space:
 
     def __post_init__(self) -> None:
         family = self.family
-        if family.name == "choice":
-            raise ValueError("space: family 'choice' has no search space: its architectures are those of its members")
         if len(family.segments) > 1:
             raise ValueError(
                 f"space: {family.name} has {len(family.segments)} exits, and a search chooses layers of a network with "

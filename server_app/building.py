@@ -10,6 +10,7 @@ from typing import Any
 from flwr.common import log
 
 from wildflower.devices.fleet import Fleet
+from wildflower.messages.programs import check_writable
 from wildflower.models.base import Family
 from wildflower.models.frozen import check_left
 from wildflower.plugins.extras import check_installed
@@ -71,6 +72,8 @@ def build(
     if config.deliver == "best" and config.evaluate_tiers and settings.deliver != "best":
         log(INFO, "The server has no examples to choose by: a device counts with the model that it would be assigned")
     scores = scorer(task, held_out=settings.deliver == "best") if len(task.test) else None
+    if config.delivery.every and not config.fleet:
+        check_writable(config.delivery.format)
     population = _population(config, method, task, own)
     theirs = [*hooks_named(config.hooks), *hooks]
     try:

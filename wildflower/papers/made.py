@@ -100,12 +100,10 @@ def _unimib(folder: Path, train: int, test: int) -> None:
 
 
 def write_tokenizer(folder: Path, tokens: int = TOKENS) -> Path:
-    """Write a tokenizer of whole words, as BERT's, in a folder of Hugging Face's, unless it is there.
+    """Write a tokenizer of whole words, as BERT's, in a folder of Hugging Face's, and return the folder.
 
-    Return the folder. Tokens behind `TOKENS` are of no text.
+    Tokens behind `TOKENS` are of no text.
     """
-    if folder.exists():
-        return folder
     with needed("transformers", "a tokenizer"):
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
