@@ -19,7 +19,7 @@ from benchmarks.hypemefed.hypemefed_controls import (
 from tests.strategies.by_hand import TwoExits, loss_of
 from tests.strategies.hypemefed.test_hypemefed import VGG, after, hypemefed, update
 from wildflower.strategies.hypemefed import HypeMeFedParams
-from wildflower.strategies.hypemefed import hypemefed as hypemefed_module
+from wildflower.strategies.hypemefed import guesses as guesses_module
 from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork
 from wildflower.strategies.method import Order
 
@@ -97,9 +97,9 @@ def test_weights_may_be_read_in_the_bases_of_what_was_sent():
 
 def test_guesses_of_weights_may_be_shifted_to_the_owners_mean(tmp_path, monkeypatch):
     """Hypernetworks say 10 of everybody; owners have 2 and 6, by 1 and 3 examples, so that guesses lack -5."""
-    monkeypatch.setattr(hypemefed_module, "fit", lambda *args, **kwargs: 0.0)
+    monkeypatch.setattr(guesses_module, "fit", lambda *args, **kwargs: 0.0)
     ten = lambda network, inputs: torch.full(network.target, 10.0)  # noqa: E731
-    monkeypatch.setattr(hypemefed_module, "generate", ten)
+    monkeypatch.setattr(guesses_module, "generate", ten)
     monkeypatch.setattr("wildflower.strategies.hypemefed.layer_hypernetwork.generate", ten)
     for kind, wanted in ((Shifted, 5.0), (SentBases, (2 + 18 + 4 * 10) / 8)):
         strategy = control(kind, tmp_path)

@@ -269,7 +269,7 @@ def test_every_cell_is_as_printed_or_is_listed_with_its_reason(setting):
 
 
 def test_the_deviations_stand_on_the_page():
-    page = (FOLDER / "README.md").read_text()
+    page = (FOLDER / "details.md").read_text()
     shown = page.partition("<!-- deviations -->\n\n")[2].partition("\n\n<!-- end of deviations -->")[0]
     assert shown == deviations.table()
 

@@ -74,7 +74,8 @@ def test_recorded_figures_are_of_the_settings_that_are_run(study):
 
 @pytest.mark.parametrize("study", RECORDED, ids=lambda study: study.name)
 def test_the_table_on_the_page_is_of_the_recorded_figures(study):
-    page = (study.experiment.parent / "README.md").read_text()
+    details = study.experiment.with_name("details.md")
+    page = (details if details.is_file() else study.experiment.with_name("README.md")).read_text()
     shown = page.partition(f"<!-- {study.name} -->\n\n")[2].partition(f"\n\n<!-- end of {study.name} -->")[0]
     assert shown == study.table(study, {method: seeds for method, seeds in study.known().items() if seeds})
 

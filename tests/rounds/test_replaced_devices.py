@@ -146,7 +146,9 @@ HELD = {
     "local": lambda method: method.trained,
     "lotteryfl": lambda method: {*method.begun, *method.masks, *method.prunings},
     "rafl": lambda method: method.kept,
-    "recipfl": lambda method: {device for device, _ in (*method.current, *method.initial)} | {*method.class_counts},
+    "recipfl": lambda method: (
+        {device for device, _ in (*method.uploads.current, *method.uploads.initial)} | {*method.class_counts}
+    ),
 }
 
 
