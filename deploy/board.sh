@@ -80,10 +80,14 @@ synchronize_time() {
         echo "$board: the clock is set by no service here: install systemd-timesyncd or chrony" >&2
 }
 
-# Make the key of this device, and enroll it with the token of its kit. The key gets its place once it is enrolled.
+# Make the key of this device, and enroll it with the token of its kit. The key gets its place once it is enrolled. A kit
+# whose token was used here is left alone, so that this script may run again; a kit with another name brings a new key.
 enroll_key() {
+    local name
+    name=$(cut -d ' ' -f 1 "$2")
+    [ -n "$dry_run" ] || [ ! -e "$keys/node.key" ] || [ "$(cat "$keys/node.name" 2>/dev/null)" != "$name" ] || return 0
     act rm -f "$keys/new.key" "$keys/new.key.pub"
-    act ssh-keygen -q -t ecdsa -b 384 -N '' -C "$(cut -d ' ' -f 1 "$2")" -f "$keys/new.key"
+    act ssh-keygen -q -t ecdsa -b 384 -N '' -C "$name" -f "$keys/new.key"
     [ -n "$dry_run" ] || cat "$2" "$keys/new.key.pub" >"$keys/enrollment"
     act curl --silent --show-error --fail-with-body --max-time 60 --cacert "$3" --data-binary "@$keys/enrollment" "https://$1/" || {
         act rm -f "$keys/new.key" "$keys/new.key.pub" "$keys/enrollment"
@@ -92,6 +96,7 @@ enroll_key() {
     act chown root:wildflower "$keys/new.key"
     act chmod 0640 "$keys/new.key"
     act mv "$keys/new.key" "$keys/node.key"
+    echo "$name" | write "$keys/node.name"
     act rm -f "$keys/new.key.pub" "$keys/enrollment"
 }
 
@@ -171,7 +176,8 @@ main() {
     act install --owner=root --group=wildflower --mode=0640 "$ca" "$keys/ca.crt"
     if [ -z "$enrollment" ]; then
         act install --owner=root --group=wildflower --mode=0640 "$key" "$keys/node.key"
-    elif [ -n "$dry_run" ] || [ ! -e "$keys/node.key" ]; then
+        act rm -f "$keys/node.name"
+    else
         enroll_key "$enrollment" "$enrollment_token" "$ca"
     fi
     [ -z "$token" ] || act install --owner=root --group=wildflower --mode=0640 "$token" "$keys/bandwidth.token"

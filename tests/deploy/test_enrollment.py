@@ -70,8 +70,11 @@ def test_a_token_is_good_for_one_key(program, kit, own_secrets, tmp_path):  # no
         body_of(kit, key), own_secrets, lambda public: registered.append(public) or True, time.time()
     )
     assert (name, [path.read_text() for path in registered]) == ("device-0", [key])
+    again = body_of(kit, key_of(tmp_path, "another"))
     with pytest.raises(program["Refused"], match="was used before"):
-        program["enroll"](body_of(kit, key_of(tmp_path, "another")), own_secrets, registered.append, time.time())
+        program["enroll"](again, own_secrets, registered.append, time.time())
+    with pytest.raises(program["Refused"], match=r"no \.used at its end"):  # the name of the file of the used token
+        program["enroll"](again.replace(b"device-0", b"device-0.used", 1), own_secrets, registered.append, time.time())
     assert (own_secrets / "public" / "device-0.pub").read_text() == key
     assert len(registered) == 1
 
@@ -102,6 +105,13 @@ def test_a_token_has_its_day_and_is_good_again_where_the_superlink_was_away(prog
     with pytest.raises(program["Refused"], match="does not take the key now"):
         program["enroll"](body, own_secrets, lambda _: False, time.time())
     assert not (own_secrets / "public" / "device-0.pub").exists()
+
+    def away(public):
+        raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError):
+        program["enroll"](body, own_secrets, away, time.time())
+    assert not (own_secrets / "public" / "device-0.pub").exists()
     assert program["enroll"](body, own_secrets, lambda _: True, time.time()) == "device-0"
 
 
@@ -128,6 +138,27 @@ def test_a_device_enrolls_over_tls(program, kit, own_secrets, tmp_path):  # noqa
     assert told[0] == "expected at most 4096 bytes\n"
     assert told[1] == "device-0: enrolled\n"
     assert "was used before" in told[2]
+
+
+def test_a_device_enrolls_once_for_each_kit(kit, own_secrets, tmp_path):  # noqa: F811
+    code, text = kits(own_secrets, "--rotate", "device-0", "--token-days", 7, "--enrollment", "fl.example:9200")
+    assert code == 0, text
+    (keys := tmp_path / "keys").mkdir()
+    lines = f"""
+        set -euo pipefail
+        board=any python=(any) dry_run=''
+        . {DEPLOY / "board.sh"}
+        keys={keys}
+        chown() {{ :; }}
+        curl() {{ cut -d ' ' -f 1 "$keys/enrollment" | head -n 1; }}
+        for kit in device-0 device-0 device-0.key-2; do
+            enroll_key fl.example:9200 {kit.parent}/$kit/enrollment.token {kit}/ca.crt
+        done
+    """
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["device-0", "device-0.key-2"]
+    assert {file.name for file in keys.iterdir()} == {"node.key", "node.name"}
 
 
 def test_keys_expire_but_never_all_at_once(secrets, superlink):  # noqa: F811
