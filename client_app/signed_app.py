@@ -20,6 +20,8 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+from wildflower.devices.validation import one_line
+
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 SIGNATURE = "signature.toml"
@@ -31,23 +33,21 @@ _HEAD = b"wildflower app 1\n"
 def app_digest(app: bytes) -> bytes:
     """Return what is signed: all names and contents of a Flower app bundle, but for its signature and Flower's list.
 
-    Raises ValueError where the bundle is none, is larger than any app, or has two files of one name.
+    Raises ValueError where the bundle is larger than any app or has two files of one name, and errors of many kinds
+    where it cannot be read.
     """
-    try:
-        with zipfile.ZipFile(io.BytesIO(app)) as bundle:
-            files = bundle.infolist()
-            names = [file.filename for file in files]
-            if len(files) > MAX_FILES or sum(file.file_size for file in files) > MAX_APP_BYTES:
-                raise ValueError(f"has more than {MAX_FILES} files or {MAX_APP_BYTES} bytes")
-            if len(set(names)) != len(names):
-                raise ValueError("has two files of one name")
-            lines = [
-                json.dumps([name, hashlib.sha256(bundle.read(name)).hexdigest()]).encode()
-                for name in sorted(names)
-                if name not in (SIGNATURE, MANIFEST)
-            ]
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError) as error:
-        raise ValueError(f"is no bundle: {error}") from None
+    with zipfile.ZipFile(io.BytesIO(app)) as bundle:
+        files = bundle.infolist()
+        names = [file.filename for file in files]
+        if len(files) > MAX_FILES or sum(file.file_size for file in files) > MAX_APP_BYTES:
+            raise ValueError(f"it has more than {MAX_FILES} files or {MAX_APP_BYTES} bytes")
+        if len(set(names)) != len(names):
+            raise ValueError("it has two files of one name")
+        lines = [
+            json.dumps([name, hashlib.sha256(bundle.read(name)).hexdigest()]).encode()
+            for name in sorted(names)
+            if name not in (SIGNATURE, MANIFEST)
+        ]
     return _HEAD + b"\n".join(lines)
 
 
@@ -62,8 +62,8 @@ def is_signed(app: bytes, trusted: Mapping[str, str]) -> bool:
     except KeyError:
         log.error("The app has no signature: `wildflower run --sign KEY` makes one")
         return False
-    except (ValueError, TypeError) as error:
-        log.error("The app's signature cannot be read: it %s", error)
+    except Exception as error:  # of any kind: the readers of ZIP and TOML have many
+        log.error("The app or its signature cannot be read: %s: %s", type(error).__name__, one_line(str(error)))
         return False
     for text in trusted.values():
         key: Any = load_ssh_public_key(text.encode())  # Flower has checked when the node started that it is Ed25519

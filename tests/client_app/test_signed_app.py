@@ -80,6 +80,7 @@ CODE = "wildflower/client_app/app.py"
         (lambda files: files.update({SIGNATURE: b"signature = 3"}), "cannot be read"),
         (lambda files: files.update({SIGNATURE: b"signature = '*'"}), "cannot be read"),
         (lambda files: files.update({SIGNATURE: b"#" * 2000}), "more than 1000 bytes"),
+        (lambda files: files.update({SIGNATURE: b"signature = " + b"[" * 900}), "cannot be read"),
         (lambda files: files.update({"zeros": bytes(2**26)}), "more than"),
     ],
 )
@@ -96,7 +97,17 @@ def test_another_key_and_no_bundle_are_not_taken(app, tmp_path, caplog):
     subprocess.run([DEPLOY / "certs", "--out", tmp_path / "other", "--nodes", "1"], check=True, capture_output=True)
     assert not is_signed(app, yaml.safe_load((tmp_path / "other" / "trusted.yaml").read_text()))
     assert not is_signed(b"PK", {})
-    assert "is no bundle" in caplog.text
+    assert "BadZipFile" in caplog.text
+
+
+def test_a_bundle_whose_compression_is_damaged_is_not_taken(trusted, caplog):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr("a.py", b"a" * 1000)
+    damaged = bytearray(file.getvalue())
+    damaged[34] = 0xFF  # the first byte of the compressed file
+    assert not is_signed(bytes(damaged), trusted)
+    assert "cannot be read" in caplog.text
 
 
 def pulled(pull, app, trusted, monkeypatch):
@@ -134,6 +145,7 @@ def test_flower_refuses_every_app_that_is_submitted_and_ours_one_that_is_not_sig
 
 
 def test_another_kind_of_key_signs_nothing(secrets, tmp_path):
-    for key, told in ((secrets / "nodes" / "node-0", "expected an Ed25519 key"), (secrets / "ca.crt", "--sign")):
+    wrong = [(secrets / "nodes" / "node-0", "expected an Ed25519 key"), (secrets / "ca.crt", "--sign")]
+    for key, told in (*wrong, (secrets / "none", "No such file")):
         with pytest.raises(SettingsError, match=told):
             sign(tmp_path, key)

@@ -12,7 +12,10 @@ _INCLUDE = "fab-include = ["
 
 
 def sign(app: Path, key_file: Path) -> None:
-    """Sign the files of an app's folder with an Ed25519 key of OpenSSH's. Raises SettingsError where it is none."""
+    """Sign the files of an app's folder, as `make_bundle` makes it, with an Ed25519 key of OpenSSH's.
+
+    Raises SettingsError where it is none.
+    """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -20,7 +23,7 @@ def sign(app: Path, key_file: Path) -> None:
 
     try:
         key = load_ssh_private_key(key_file.read_bytes(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise SettingsError(f"--sign {key_file}: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise SettingsError(f"--sign {key_file}: expected an Ed25519 key, as deploy/certs makes it: app.key")
