@@ -27,7 +27,7 @@ from typing_extensions import override
 from wildflower.devices.validation import one_line
 from wildflower.messages.delivery import Delivered, Delivery, Version
 from wildflower.messages.error import MessageError
-from wildflower.messages.programs import ExportError, ProgramFormat, facts_path
+from wildflower.messages.programs import ProgramFormat, facts_path
 from wildflower.messages.wire import DELIVERED_LIMITS, from_records, to_records
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
@@ -36,7 +36,7 @@ from wildflower.rounds.hooks import Round, RoundHook
 from wildflower.rounds.scores import evaluation_batch
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.export import export
-from wildflower.server_app.models import ModelError, load_model, tiers_of
+from wildflower.server_app.models import load_model, tiers_of
 from wildflower.server_app.whole_files import file_written_whole
 
 FOLDER, TIERS, NEWEST, ONLY, SAID = "deliver", "tiers.json", "newest", "only", "delivered.json"
@@ -93,6 +93,8 @@ def _as_newest(
         programs = Programs(version=version, file_format=file_format, tiers=files)
         (folder / TIERS).write_text(programs.model_dump_json(indent=1))
         os.replace(folder, place)
+    else:
+        shutil.rmtree(folder)
     with file_written_whole(run_dir / FOLDER / NEWEST) as file:
         file.write(version.encode())
     # The one before stays, because a run that goes on may be reading it.
@@ -162,7 +164,7 @@ class Deliveries(RoundHook):
                 write_personal(self._run_dir, self._engine.method.round, self._config.delivery.format)
             else:
                 write_programs(self._run_dir, self._config.delivery.format)
-        except (ModelError, ExportError, OSError) as error:
+        except (UserError, OSError) as error:
             log(WARNING, "Nothing new is delivered after round %s: %s", self._engine.method.round, one_line(str(error)))
 
     def to_all(self, grid: Grid) -> None:
