@@ -8,6 +8,7 @@ from typing import Any, Literal
 from wildflower.server_app.ledger import spent
 from wildflower.server_app.run_folder import read_devices, read_rounds
 from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.unread_keys import loaded_method
 from wildflower.strategies import METHODS
 from wildflower.strategies.on_devices import OnDevices
 
@@ -86,9 +87,11 @@ def last_fifth(evaluated: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
 def global_model(run_dir: Path, config: Mapping[str, Any]) -> str:
     """Return what a run's global model is called, whose score is `score`; "" if all models stay on devices.
 
-    If devices have models of their own beside it, it need not be as large as the largest of them.
+    If devices have models of their own beside it, it need not be as large as the largest of them. A method from outside
+    is asked only where its module is imported, as it is during a run.
     """
-    kind = METHODS.get(str(config.get("strategy")))
+    strategy = str(config.get("strategy"))
+    kind = METHODS.get(strategy) or loaded_method(strategy)
     if kind is None or kind.scored_on_devices is OnDevices.scored_on_devices:
         return WHOLE
     return "global model" if (run_dir / "models").exists() else ""

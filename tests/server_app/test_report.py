@@ -24,6 +24,8 @@ from wildflower.server_app.run_folder import JournalError, read_devices, read_ro
 from wildflower.server_app.run_records import DeviceRecord
 from wildflower.server_app.summary import global_model
 from wildflower.server_app.units import percent
+from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.local import LocalOnly
 
 EVIL = "<script>alert('1')</script>&"
 
@@ -169,11 +171,21 @@ def test_which_devices_got_what_and_why(tmp_path):
     assert "<td class=n>link, down</td><td class=n>12.5 %</td>" in one_by_one
 
 
+class Alone(LocalOnly):
+    """A method from outside whose models stay on devices."""
+
+
+class Cut(HeteroFL):
+    """A method from outside with a whole model."""
+
+
 @pytest.mark.parametrize(
     ("strategy", "saved", "name"),
     [
         ("local", False, "mean of the devices' models"),
         ("spatl", False, "mean of the devices' models"),
+        (f"{__name__}:Alone", False, "mean of the devices' models"),
+        (f"{__name__}:Cut", False, "whole model"),
         ("rafl", True, "global model"),
         ("lotteryfl", True, "whole model"),
         ("heterofl", False, "whole model"),
