@@ -266,6 +266,18 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def check_norm(name: str, norm: object) -> None:
+    """Raise ValueError unless batch norms are of a kind that there is."""
+    if norm not in ("batch", "static"):
+        raise ValueError(f"{name}: norm must be 'batch' or 'static', not {norm!r}")
+
+
+def check_flag(name: str, argument: str, value: object) -> None:
+    """Raise ValueError unless an argument, as read from JSON, is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {argument} must be true or false, not {value!r}")
+
+
 def check_cut(name: str, exits: int, exit: int, rate: float) -> None:
     """Raise ValueError unless a cut ends at one of the exits and keeps a share of the width."""
     if not 1 <= exit <= exits:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, lies_in
+from wildflower.models.base import Family, check_flag, check_norm, lies_in
 from wildflower.models.cost import Convolution, Cost
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
@@ -39,6 +39,8 @@ class Choice(Family):
     members: tuple[tuple[str, Family], ...] = ()
 
     def __post_init__(self) -> None:
+        check_norm(self.name, self.norm)  # which no member may have
+        check_flag(self.name, "scaler", self.scaler)
         if not isinstance(self.members, tuple) or len(self.members) < 2:
             given = len(self.members) if isinstance(self.members, tuple) else repr(self.members)
             raise ValueError(f"choice: members must be two families or more by name, not {given}")

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, check_cut
+from wildflower.models.base import Family, check_cut, check_flag, check_norm
 from wildflower.models.layers import Channels
 from wildflower.models.placement import Placement, Select, kept_channels, leading, place
 from wildflower.plugins.nearest import nearest_part
@@ -28,10 +28,8 @@ class GroupFamily(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.norm not in ("batch", "static"):
-            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
-        if not isinstance(self.scaler, bool):
-            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
+        check_norm(self.name, self.norm)
+        check_flag(self.name, "scaler", self.scaler)
 
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import check_cut
+from wildflower.models.base import check_cut, check_flag, check_norm
 from wildflower.models.cost import Cost
 from wildflower.models.held import check_held, check_ties
 from wildflower.models.layers import make_static
@@ -64,12 +64,10 @@ class Levels(ModuleFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.tokens, bool):
-            raise ValueError(f"{self.function}: tokens must be true or false, not {self.tokens!r}")
+        check_flag(self.function, "tokens", self.tokens)
         if not 1 <= len(self.levels) <= MAX_LEVELS:
             raise ValueError(f"{self.function}: there must be 1 to {MAX_LEVELS} levels, not {len(self.levels)}")
-        if self.norm not in ("batch", "static"):
-            raise ValueError(f"{self.function}: norm must be 'batch' or 'static', not {self.norm!r}")
+        check_norm(self.function, self.norm)
         self._check_slices()
 
     def spec(self) -> dict[str, Any]:

@@ -151,6 +151,18 @@ ENCODERS = make_family(
 )
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"norm": "bacth"}, "choice: norm must be 'batch' or 'static', not 'bacth'"),
+        ({"scaler": "no"}, "choice: scaler must be true or false, not 'no'"),
+    ],
+)
+def test_what_no_member_has_is_checked_all_the_same(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        make_family(ENCODERS.spec() | wrong)
+
+
 def test_members_may_read_tokens_and_be_any_modules():
     """RecipFL's BERT and DistilBERT: all but adapters and heads is frozen, and a whole member but for its adapters."""
     assert make_family(json.loads(json.dumps(ENCODERS.spec()))) == ENCODERS
