@@ -45,7 +45,7 @@ def searcher_of(
             return AscentSearch(space, batch_size, optimizer, "balanced")
         return ExactSearch(space, batch_size, optimizer, TOLERANCE)
     except ValueError as error:
-        log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
+        log.warning("Wildflower: levels are not searched layer by layer: %s", error)
         return None
 
 

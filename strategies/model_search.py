@@ -82,7 +82,10 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         batch_size, optimizer = settings.training.examples_at_once, settings.optimizer
         if p.criterion == "flops" or p.criterion == "balanced":
             return AscentSearch(self.space, batch_size, optimizer, p.criterion)
-        return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=p.tolerance)
+        try:
+            return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=p.tolerance)
+        except ValueError as error:
+            raise ValueError(f"model-search.searcher = 'exact': {error}; 'pool' needs no chain of blocks") from None
 
     def start(self) -> None:
         """Make the searcher, and log what it is: a space that cannot be searched ends the run before round 1."""

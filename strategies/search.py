@@ -141,12 +141,7 @@ class ExactSearch:
             raise ValueError(f"tolerance must be in [0, 1), not {tolerance!r}")
         self.space = space
         self.tolerance = tolerance
-        try:
-            self.frontier = Frontier(space, batch_size=batch_size, optimizer=optimizer)
-        except ValueError as error:
-            raise ValueError(
-                f"an exact search needs a network that is a chain ({error}): set searcher = 'pool'"
-            ) from None
+        self.frontier = Frontier(space, batch_size=batch_size, optimizer=optimizer)
         self._open = [number for number, options in enumerate(space.options) if len(options) > 1]
         starts = np.arange(0, len(self.frontier.parameters), SEGMENT)
         self._min_memory_bytes = np.minimum.reduceat(self.frontier.memory_bytes, starts)

@@ -75,7 +75,7 @@ class PersonalSearch:
                 return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=0.0)
             except ValueError as error:
                 if self.params.searcher == "exact":
-                    raise
+                    raise ValueError(f"rafl.searcher = 'exact': {error}; 'pool' needs no chain of blocks") from None
                 log.warning("Personal models are drawn into a pool, where the exact search cannot be: %s", error)
                 return PoolSearch(self.space, self.networks.personal_cost)
         score = None

@@ -61,5 +61,3 @@ def test_what_lacks_blocks_is_priced_without_following_it(monkeypatch):
 def test_what_is_no_chain_is_said():
     with pytest.raises(ValueError, match="costs of its parts do not add up to those of the whole"):
         pieces_of(family_of("Tied"), family_of("Tied").full())
-    with pytest.raises(ValueError, match=r"needs a network that is a chain \(.*\): set searcher = 'pool'"):
-        ExactSearch(Space.of(family_of("Tied"), (0.5, 1.0)), batch_size=8, optimizer="sgd", tolerance=0.0)

@@ -12,6 +12,7 @@ from wildflower.messages.packing import Layout
 from wildflower.messages.sums import WeightedSum, flatten
 from wildflower.models.cnn import Cnn3
 from wildflower.models.cost import cost
+from wildflower.models.family import make_family
 from wildflower.models.resnet import ResNet18
 from wildflower.server_app.config import ConfigError
 from wildflower.strategies import METHODS
@@ -379,6 +380,13 @@ def test_owners_are_counted_by_what_devices_return(tmp_path):
     assert record["devices_replied"] == 6
     assert 1 <= record["metrics"]["effective_owners"] <= 6
     assert 0 <= record["metrics"]["untouched_share"] < 1
+
+
+def test_an_exact_search_without_a_chain_names_the_key(tmp_path):
+    tied = make_family({"name": "own_traced:Tied", "input_shape": [6], "classes": 7, "tokens": True})
+    method = ModelSearch(setup(tmp_path, tied), ModelSearchParams(shares=(0.5, 1.0), searcher="exact"))
+    with pytest.raises(ValueError, match=r"^model-search.searcher = 'exact': .* add up .*; 'pool' needs no chain"):
+        _ = method.searcher
 
 
 def test_the_pool_has_no_other_criterion(tmp_path):
