@@ -244,9 +244,14 @@ def _is_chain(family: Traced) -> bool:
 
 @lru_cache(maxsize=64)
 def _recorded(family: Traced, left_out: tuple[int, ...], batch_size: int, *, accumulates: bool) -> Recorded | None:
-    """Return a step to play back in other widths; None if it is not that of the full width to a hundredth."""
+    """Return a step to play back in other widths; None if it is not that of the full width to a hundredth.
+
+    Without some groups a step is tried no more: it is played back where that of the whole module is.
+    """
     from wildflower.models.traced.price import record
 
+    if left_out and _recorded(family, (), batch_size, accumulates=accumulates) is None:
+        return None
     found = record(
         family.read,
         lambda widths: without_gradients(family, family.program(widths)),
@@ -257,11 +262,11 @@ def _recorded(family: Traced, left_out: tuple[int, ...], batch_size: int, *, acc
         tokens=family.tokens,
         accumulates=accumulates,
     )
-    full = [0 if number in left_out else size for number, size in enumerate(family.groups.values())]
-    if left_out:  # which are alike the whole
-        return found if _recorded(family, (), batch_size, accumulates=accumulates) else None
-    true = followed(family, Architecture(tuple(full)), batch_size, accumulates=accumulates)
-    mine = found.at(full, {}, [])
+    if left_out:
+        return found
+    full = family.full()
+    true = followed(family, full, batch_size, accumulates=accumulates)
+    mine = found.at(full.widths, {}, [])
     close = all(abs(a - b) <= PRECISION * b for a, b in ((mine.peak_bytes, true.peak_bytes), (mine.flops, true.flops)))
     if not close:
         log.debug("%s and %s", (mine.peak_bytes, mine.flops), (true.peak_bytes, true.flops))
