@@ -79,7 +79,7 @@ class ModuleFamily(Family):
         if select is not leading:
             raise ValueError(
                 f"{self.name}: its sub-models are leading slices, and the strategy selects other channels: take one "
-                "that does not, such as heterofl or fedavg, or a family of described layers (docs/families.md)"
+                "that does not, such as heterofl or fedavg, or a family with channel groups (docs/families.md)"
             )
         return _placement(self, arch)
 

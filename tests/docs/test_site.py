@@ -39,6 +39,12 @@ def test_links_between_files_become_links_of_the_site(hooks):
     assert hooks.with_links_of_the_site("[a](../../docs/plan.md)", "benchmarks/bytes/README.md") == "[a](../../plan.md)"
 
 
+def test_a_link_that_is_called_like_a_page_leads_to_it():
+    for page in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md"), ROOT / "README.md"):
+        for called, path in re.findall(r"\[([\w-]+\.md)\]\(([^)\s#:]+)[^)]*\)", page.read_text()):
+            assert Path(path).name == called, f"{page}: [{called}]({path})"
+
+
 def test_lists_are_indented_for_python_markdown(hooks):
     assert hooks.with_deeper_lists("- a\n  b\n  - c\n    d\n\nno list\n  kept\n") == (
         "- a\n    b\n    - c\n        d\n\nno list\n  kept\n"
