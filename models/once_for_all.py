@@ -42,11 +42,11 @@ BLOCK = {
 def once_for_all(state: Mapping[str, Tensor], family: MobileNetV3, architecture: Architecture) -> dict[str, Tensor]:
     """Return the weights of a sub-network, from the state dict of a published file (its "state_dict").
 
-    The network then says what once-for-all's says, with the file's batch norm statistics, which are those of the whole
+    The network then answers as once-for-all's does, with the file's batch norm statistics, which are those of the whole
     supernet.
 
     Raises:
-        ValueError: the file lacks a tensor of the whole family, or has it in another shape.
+        ValueError: the file lacks a tensor of the whole family or a matrix of kernels, or has it in another shape.
     """
     theirs = {_short(name): tensor for name, tensor in state.items()}
     blocks = ["first", *(block for blocks in family.stages.values() for block in blocks)]
@@ -72,7 +72,10 @@ def once_for_all(state: Mapping[str, Tensor], family: MobileNetV3, architecture:
             kernel = whole[name][: len(found[name])]
             for larger, smaller in pairwise(sorted(family.kernel_sizes, reverse=True)):
                 if larger > side:
-                    matrix = _get(theirs, f"{parts[f'{block}.depthwise']}.{larger}to{smaller}_matrix")
+                    called = f"{parts[f'{block}.depthwise']}.{larger}to{smaller}_matrix"
+                    matrix = _get(theirs, called)
+                    if matrix.shape != (smaller**2, smaller**2):
+                        raise ValueError(f"{called} has the shape {tuple(matrix.shape)}, not {(smaller**2,) * 2}")
                     kernel = transformed(kernel, matrix)
             found[name] = kernel
     for name in [name for name in found if name.endswith("running_var")]:

@@ -143,3 +143,6 @@ def test_a_file_of_another_network_is_refused():
     wide = MobileNetV3(input_shape=(3, 32, 32), classes=5, stage_channels=(16, 8, 8, 8, 8, 8), depths=(1, 2))
     with pytest.raises(ValueError, match=r"inverted_bottleneck\.conv\.weight has the shape .* must be those of"):
         once_for_all(state, wide, wide.full())
+    name = next(name for name in state if name.endswith("7to5_matrix"))
+    with pytest.raises(ValueError, match=r"7to5_matrix has the shape \(9, 9\), not \(25, 25\)"):
+        once_for_all(state | {name: torch.eye(9)}, FAMILY, FAMILY.smallest())
