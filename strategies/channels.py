@@ -52,7 +52,7 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
         names = ", ".join(missing[:MAX_GROUPS])
         raise ValueError(
             f"channels are ranked here by the norm of the filters that make them, and those of {family.name} that are "
-            f"called {names} are made by none: take a family of described layers, such as cnn3, resnet18 "
+            f"called {names} are made by none: take another family, such as cnn3, resnet18 "
             "or vit-tiny"
         )
     return {group: square.sqrt() for group, square in squares.items()}
