@@ -33,6 +33,7 @@ from wildflower.server_app.inputs import initial_digest, named, run_folder, task
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import write_labels
 from wildflower.server_app.log_names import naming_devices
+from wildflower.server_app.model_map import write_groups
 from wildflower.server_app.models import MODULES, drop_models_after
 from wildflower.server_app.no_progress import NoProgressError
 from wildflower.server_app.node_records import take_releases
@@ -188,6 +189,7 @@ def _open_journal(config: RunConfig, run_dir: Path, engine: Engine) -> Journal:
         write_agreed(run_dir, engine.own.spec.agreed)
     if engine.own is None and engine.population.simulated:
         write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)), engine.population.tier)
+    write_groups(run_dir, engine.method.family)
     keep_modules(config, run_dir / MODULES)
     return journal
 

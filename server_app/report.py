@@ -13,6 +13,7 @@ from wildflower.server_app.activity import MISSED, Activity, gather_activity
 from wildflower.server_app.config import RunConfig, descriptions
 from wildflower.server_app.label_spread import Labels, read_labels
 from wildflower.server_app.ledger import spent
+from wildflower.server_app.model_map import keep_newest, model_map
 from wildflower.server_app.pages import (
     Block,
     Cards,
@@ -53,7 +54,8 @@ def write_report(run_dir: Path) -> Path:
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     labels = read_labels(run_dir)
     with file_written_whole(run_dir / DEVICES) as devices, file_written_whole(run_dir / MODELS) as models:
-        records = _devices_csv(read_devices(run_dir), len(rounds), devices)
+        newest: list[DeviceRecord] = []
+        records = keep_newest(_devices_csv(read_devices(run_dir), len(rounds), devices), len(rounds), newest)
         fleet = gather_activity(_models_csv(records, len(rounds), models), rounds=len(rounds))
     if labels is not None:
         fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
@@ -66,6 +68,7 @@ def write_report(run_dir: Path) -> Path:
         _headline(summary, fleet, virtual_clock=has_virtual_clock(run_dir), whole=whole),
         *(_scores(rounds, fleet, baseline, whole=whole) if rounds else []),
         *device_blocks(fleet, rounds, summary),
+        *model_map(run_dir, newest),
         *(_charts(rounds, fleet) if rounds else []),
         *label_chart(labels, fleet),
         *_configuration(content),

@@ -67,7 +67,7 @@ def _score_map(title: str, what: str, scores: Mapping[int, Mapping[str, float]],
     of_names = f"The first {len(names)} of {len(everything):,} are shown." if len(names) < len(everything) else ""
     note = " ".join(filter(None, (of_rounds, of_names)))
     return [
-        cell_chart(f"{title}: {what} by round", _row_names(names), shown, cells, x_label="round", key=key, note=note)
+        cell_chart(f"{title}: {what} by round", row_names(names), shown, cells, x_label="round", key=key, note=note)
     ]
 
 
@@ -112,7 +112,7 @@ def map_chart(activity: Activity) -> list[Chart]:
         note += f" Each column is {activity.rounds_per_column} rounds."
     chart = cell_chart(
         f"Who trained what when: {'tier' if activity.by_tier else 'device'} by round",
-        _row_names(map(str, rows)),
+        row_names(map(str, rows)),
         [column * activity.rounds_per_column + 1 for column in range(activity.columns)],
         cells,
         x_label="round",
@@ -138,7 +138,7 @@ def label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
                 cells.append((place, device, f"s{shade(count, bounds)}", text))
     chart = cell_chart(
         "Labels of the training examples: class by device",
-        _row_names(labels.classes),
+        row_names(labels.classes),
         list(range(len(shown))),
         cells,
         x_label="device",
@@ -181,7 +181,7 @@ def shade(size: float, bounds: Sequence[float]) -> int:
     return SHADES - 1 if len(bounds) == 1 else round(step * (SHADES - 1) / (len(bounds) - 1))
 
 
-def _row_names(names: Iterable[str]) -> list[str]:
+def row_names(names: Iterable[str]) -> list[str]:
     """Names short enough for an axis, no two of them alike: rows of one name would be drawn over each other."""
     found: list[str] = []
     for name in names:

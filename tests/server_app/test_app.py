@@ -78,6 +78,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
         "devices.csv",
         "labels.json",
         "labels.csv",
+        "model.json",
         "models.csv",
         "tensorboard",
     }

@@ -494,7 +494,7 @@ def test_shades():
 
 def test_rows_of_a_chart_have_names_of_their_own():
     names = ["Kitchen appliances: toaster", "Kitchen appliances: toaster oven", "phone"]
-    assert report_maps._row_names(names) == ["Kitchen appliances: toa…", "Kitchen appliances:… (2)", "phone"]
+    assert report_maps.row_names(names) == ["Kitchen appliances: toa…", "Kitchen appliances:… (2)", "phone"]
 
 
 def test_a_part_whose_name_begins_with_another_ones_keeps_both_columns(tmp_path):
