@@ -366,8 +366,8 @@ class Nodes:
         workers = [
             p for p in psutil.process_iter(["cmdline"]) if "wildflower.client_app.worker" in (p.info["cmdline"] or [])
         ]
-        [found] = [p for p in workers if p.info["cmdline"][-1] == str(starter)]
-        return found
+        # While it works, so does a fork of it, which has its command line.
+        return min((p for p in workers if p.info["cmdline"][-1] == str(starter)), key=psutil.Process.create_time)
 
     def server(self) -> psutil.Process:
         """The process of the run's server."""

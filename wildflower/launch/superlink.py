@@ -27,6 +27,7 @@ from wildflower.plugins.user_error import UserError
 CONNECTION = "wildflower"
 START_SECONDS = 60.0
 STOP_SECONDS = 3.0
+SERVERS = {"flwr-serverapp": signal.SIGTERM, "flwr-simulation": signal.SIGKILL}  # commands, and what ends them
 MAX_PORTS = 3
 # Ray puts sockets 80 letters deeper, and the path of a socket has at most 104 letters on some systems.
 LONGEST_FOLDER = 24
@@ -290,8 +291,14 @@ def _free_port() -> int:
 def stop_everything(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """Stop the processes, their descendants, and whatever else has `folder` as its Flower home; kill what resists."""
     ours = _ours(started, folder)
-    # The youngest first: an app whose SuperLink ended before it would take its run for failed.
-    for process in sorted(ours, key=_age_seconds):
+    # A server that loses what it works with would take its run for failed. So it ends first. That of a simulation is a
+    # thread, which goes on while its process ends in order.
+    for name, number in SERVERS.items():
+        servers = [process for process in ours if _is_command(process, name)]
+        for process in servers:
+            _signal(process, number)
+        psutil.wait_procs(servers, timeout=STOP_SECONDS)
+    for process in sorted(_running(ours), key=_age_seconds):
         _signal(process, signal.SIGTERM)
     psutil.wait_procs(ours, timeout=STOP_SECONDS)
     deadline = time.monotonic() + STOP_SECONDS
@@ -338,6 +345,13 @@ def _age_seconds(process: psutil.Process) -> float:
     with suppress(psutil.NoSuchProcess):
         return time.time() - process.create_time()
     return 0.0
+
+
+def _is_command(process: psutil.Process, name: str) -> bool:
+    """Return whether a process runs a command, which Python may run as a script."""
+    with suppress(psutil.Error):
+        return any(Path(part).name == name for part in process.cmdline()[:2])
+    return False
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
