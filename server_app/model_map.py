@@ -91,11 +91,11 @@ def model_map(run_dir: Path, newest: Sequence[DeviceRecord]) -> list[Block]:
         list(range(1, len(shown) + 1)),
         cells,
         x_label="model, from the smallest to the largest",
-        key=[(f"s{shade(bound, bounds)}", f"{up_to}{bound:.3g} of its channels") for bound in bounds],
+        key=[(f"s{shade(bound, bounds)}", f"{up_to}{100 * bound:.3g} % of its channels") for bound in bounds],
         note=" ".join(notes),
     )
     told = (
-        "Channels of a group are cut together. The command `wildflower family` shows of which tensors they are, and "
+        "Channels of a group are cut together. The command wildflower family shows of which tensors they are, and "
         "what is never cut."
     )
     return [Heading("How the network was cut"), Paragraph(told), Charts([chart])]
