@@ -1,6 +1,7 @@
 """Devices that enroll keys of their own with a one-time token, and keys that expire."""
 
 import runpy
+import socket
 import ssl
 import subprocess
 import threading
@@ -138,6 +139,27 @@ def test_a_device_enrolls_over_tls(program, kit, own_secrets, tmp_path):  # noqa
     assert told[0] == "expected at most 4096 bytes\n"
     assert told[1] == "device-0: enrolled\n"
     assert "was used before" in told[2]
+
+
+def test_a_connection_that_goes_on_and_on_is_ended(program, own_secrets, monkeypatch):  # noqa: F811
+    """It sends a byte whenever the server waits for one, so that no read takes long."""
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(own_secrets / "server.crt", own_secrets / "server.key")
+    monkeypatch.setitem(program["serve"].__globals__, "CONNECTION_SECONDS", 0.2)
+    server = program["serve"]("127.0.0.1:0", own_secrets, lambda _: True, trust)
+    threading.Thread(target=server.serve_forever).start()
+    anyone = ssl.create_default_context()
+    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", server.server_port), timeout=5) as plain,
+            anyone.wrap_socket(plain) as connection,
+        ):
+            connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 4000\r\n\r\na")
+            assert connection.recv(1) == b""  # before the read's own 10 s are over
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_device_enrolls_once_for_each_kit(kit, own_secrets, tmp_path):  # noqa: F811
