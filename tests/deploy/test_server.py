@@ -54,6 +54,7 @@ def test_devices_reach_the_gate_and_runs_are_submitted_on_the_server_alone(writt
         assert left not in written["gate.conf"].replace("Host superlink:8000;", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx is installed")
 def test_nginx_takes_the_gate(written, secrets, tmp_path):
     conf = written["gate.conf"].replace("/tmp/", f"{tmp_path}/").replace(FOLDER, str(secrets))
