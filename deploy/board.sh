@@ -89,9 +89,10 @@ enroll_key() {
     act rm -f "$keys/new.key" "$keys/new.key.pub"
     act ssh-keygen -q -t ecdsa -b 384 -N '' -C "$name" -f "$keys/new.key"
     [ -n "$dry_run" ] || cat "$2" "$keys/new.key.pub" >"$keys/enrollment"
-    act curl --silent --show-error --fail-with-body --max-time 60 --cacert "$3" --data-binary "@$keys/enrollment" "https://$1/" || {
+    # The curl of JetPack 4 does not know --fail-with-body.
+    act curl --silent --show-error --fail --max-time 60 --cacert "$3" --data-binary "@$keys/enrollment" "https://$1/" || {
         act rm -f "$keys/new.key" "$keys/new.key.pub" "$keys/enrollment"
-        stop "this device could not enroll its key at $1: see above"
+        stop "this device could not enroll its key at $1: see above; 403 says that its token was used or is too old"
     }
     act chown root:wildflower "$keys/new.key"
     act chmod 0640 "$keys/new.key"
