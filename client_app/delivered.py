@@ -18,23 +18,22 @@ from typing import Any
 
 from torch import Tensor
 
-from wildflower.client_app.context import Workplace
+from wildflower.client_app.context import DeviceContext
 from wildflower.client_app.evaluation import personal_model
-from wildflower.client_app.kept_state import DeviceState
 from wildflower.devices.validation import one_line
 from wildflower.messages.delivery import Delivered, Delivery
 from wildflower.messages.error import MessageError
-from wildflower.messages.orders import EvaluationBatch
 from wildflower.messages.programs import (
     CHECKED,
     Facts,
+    ProgramFormat,
     examples,
     facts_path,
+    label_texts,
     program_of,
     read_program,
     with_preparation,
 )
-from wildflower.models.base import Family
 from wildflower.tasks.task import Task
 
 FOLDER, CURRENT, PREVIOUS = "model", "current", "previous"
@@ -46,39 +45,34 @@ class ModelFolderError(ValueError):
 
 
 def own_program(
-    delivery: Delivery,
-    batch: EvaluationBatch,
-    family: Family,
-    task: Task,
-    arrays: list[bytes],
-    state: DeviceState,
-    place: Workplace,
+    file_format: ProgramFormat, round_number: int, task: Task, context: DeviceContext
 ) -> tuple[bytes, Mapping[str, Any]]:
     """Return the program of a device's personal model, and its facts, of which nothing is sent.
 
+    Args:
+        round_number: the one that the model is of.
+        context: of the delivery's order.
+
     Raises MessageError where there is no such model, ExportError where it cannot be written here.
     """
-    order = batch.orders[0]
-    if order.device != delivery.device or batch.run != delivery.run or len(batch.orders) != 1:
-        raise MessageError("its order is not that of a personal model of this device and run")
-    model = personal_model(order, batch, family, task, arrays, state, place)
+    order, model = context.order, personal_model(context)
     inputs, _ = task.own_test(order.device)
     facts = Facts(
-        format=delivery.file_format,
+        format=file_format,
         task=task.spec.name,
         input_shape=list(task.input_shape),
         input_dtype=str(inputs.dtype).removeprefix("torch."),
         classes=task.classes,
-        labels=list(task.label_names) or ([] if task.classes == 1 else [str(n) for n in range(task.classes)]),
+        labels=label_texts(task.label_names, task.classes),
         columns=list(task.columns),
         mean=task.normalization and task.normalization[0].tolist(),
         std=task.normalization and task.normalization[1].tolist(),
-        family=family.spec(),
+        family=context.family.spec(),
         architecture=order.architecture,
         exits="deepest",
         metric=task.metric.name,
         score=None,
-        round=batch.round,
+        round=round_number,
     )
     program = program_of(with_preparation(model, facts), facts, f"device {order.device}")
     return program, facts.model_dump(mode="json")

@@ -39,9 +39,8 @@ def score_order(
         MessageError: the tensor sets are not those of the order, the device keeps no such model or holds no test
         examples.
     """
-    local = client_step_of(order.client_step)
-    training = batch.training or LocalTraining(batch_size=batch.batch_size)
-    context = _context(order, batch, training, family, task, arrays, state, place)
+    context = evaluation_context(order, batch, family, task, arrays, state, place)
+    local = context.client_step
     if order.data == "test set":
         inputs, labels = task.test.inputs, task.test.labels
     else:
@@ -59,14 +58,14 @@ def score_order(
         closing(context),  # a client step that takes batches sets a limit of its own, which must end before this one
     ):
         if batch.training is None:
-            model: Network | None = _untrained(order, context)
+            model: Network | None = _untrained(context)
         else:
             answer = do_order(context).answer
             model = answer.model
         if model is None:
             raise MessageError(f"device {order.device}: {order.client_step.name} trained no model that could be scored")
         if family.with_statistics != family:
-            model = _with_statistics(model, context, training)
+            model = _with_statistics(model, context)
         scored = local.scored(context, model) if order.data == "shard" else model
         own = context.task if order.data == "shard" else task
         found = score(scored, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
@@ -83,49 +82,43 @@ def score_order(
     return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples, beside=beside)
 
 
-def personal_model(
-    order: EvaluationOrder,
-    batch: EvaluationBatch,
-    family: Family,
-    task: Task,
-    arrays: list[bytes],
-    state: DeviceState,
-    place: Workplace,
-) -> torch.nn.Module:
+def personal_model(context: DeviceContext) -> torch.nn.Module:
     """Return the model that an evaluation order would score on the device's own examples, on the processor.
 
-    Raises MessageError where the tensor sets are not those of the order, or the device keeps no such model.
+    Raises MessageError where the device keeps no such model.
     """
-    training = LocalTraining(batch_size=batch.batch_size)
-    with closing(_context(order, batch, training, family, task, arrays, state, place)) as context:
-        model = _untrained(order, context)
-        if family.with_statistics != family:
-            model = _with_statistics(model, context, training)
-        return client_step_of(order.client_step).scored(context, model).cpu()
+    model = _untrained(context)
+    if context.family.with_statistics != context.family:
+        model = _with_statistics(model, context)
+    return context.client_step.scored(context, model).cpu()
 
 
-def _context(
+def evaluation_context(
     order: EvaluationOrder,
     batch: EvaluationBatch,
-    training: LocalTraining,
     family: Family,
     task: Task,
     arrays: list[bytes],
     state: DeviceState,
     place: Workplace,
 ) -> DeviceContext:
+    """Return what the client step of an evaluation order works with, which is to be closed.
+
+    Raises MessageError where the tensor sets are not those of the order.
+    """
     local, before = client_step_of(order.client_step), batch.round + 1  # the device's own model is that of this round
+    training = batch.training or LocalTraining(batch_size=batch.batch_size)
     return DeviceContext(
         order, local, before, training, family, task, arrays, state, place, evaluated_round=batch.round
     )
 
 
-def _untrained(order: EvaluationOrder, context: DeviceContext) -> Network:
-    seed_draws(order.seed, context.device)  # a device that has not trained yet may lack layers of its own
-    return client_step_of(order.client_step).model(context)
+def _untrained(context: DeviceContext) -> Network:
+    seed_draws(context.order.seed, context.device)  # a device that has not trained yet may lack layers of its own
+    return context.client_step.model(context)
 
 
-def _with_statistics(model: Network, context: DeviceContext, training: LocalTraining) -> Network:
+def _with_statistics(model: Network, context: DeviceContext) -> Network:
     """Return the model with the batch norm statistics of one pass over the device's training examples.
 
     While they train, norms of a "static" family keep none. Scored by the statistics of the batch instead, a device with
@@ -137,5 +130,5 @@ def _with_statistics(model: Network, context: DeviceContext, training: LocalTrai
     generator = torch.Generator().manual_seed(0)  # of the order in which examples are seen
     shard = context.task.shard(context.order.device).train
     pool_by_slices(scored)
-    take_statistics(scored, batches_of(context.task, shard, training, generator, context.device, once=True))
+    take_statistics(scored, batches_of(context.task, shard, context.training, generator, context.device, once=True))
     return scored

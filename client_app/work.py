@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.delivered import FOLDER as MODEL_FOLDER
 from wildflower.client_app.delivered import own_program, take
 from wildflower.client_app.device_report import device_report, gpu_trainer, resting
-from wildflower.client_app.evaluation import score_order
+from wildflower.client_app.evaluation import evaluation_context, score_order
 from wildflower.client_app.fitting import Fit
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal
@@ -315,9 +316,10 @@ def _deliver(delivery: Delivery, arrays: list[bytes], config: NodeConfig) -> tup
     _check_takes_part(config)
     if delivery.own is not None:
         task, family, device = _prepare(delivery.own, config)
+        task, [order] = task.for_device(delivery.device), delivery.own.orders
         state, place = _state_of(delivery.device, delivery.own, config), Workplace(device, None)
-        task = task.for_device(delivery.device)
-        program, facts = own_program(delivery, delivery.own, family, task, arrays, state, place)
+        with closing(evaluation_context(order, delivery.own, family, task, arrays, state, place)) as context:
+            program, facts = own_program(delivery.file_format, delivery.own.round, task, context)
     else:
         task = load_task(_task(delivery, config)).for_device(delivery.device)
         program, facts = arrays[0] if arrays else b"", delivery.facts

@@ -12,6 +12,7 @@ from wildflower.messages.programs import (
     Format,
     compare,
     facts_path,
+    label_texts,
     program_of,
     with_preparation,
 )
@@ -65,7 +66,7 @@ def facts_of(info: ModelInfo, file_format: Format) -> Facts:
         input_shape=info.input_shape,
         input_dtype=info.input_dtype,
         classes=info.classes,
-        labels=info.label_names or ([] if info.classes == 1 else [str(number) for number in range(info.classes)]),
+        labels=label_texts(info.label_names, info.classes),
         columns=info.columns,
         mean=info.mean,
         std=info.std,

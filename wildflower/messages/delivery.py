@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from wildflower.messages.orders import EvaluationBatch, Hex64, Line, NonNegative, Typed
 from wildflower.messages.programs import ProgramFormat
@@ -33,6 +33,12 @@ class Delivery(Typed):
     sha256: Hex64 | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
     own: EvaluationBatch | None = None
+
+    @model_validator(mode="after")
+    def _of_one_device(self) -> Delivery:
+        if self.own is not None and (self.own.run, [o.device for o in self.own.orders]) != (self.run, [self.device]):
+            raise ValueError("its order is not that of a personal model of this device and run")
+        return self
 
 
 class Delivered(Typed):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -86,6 +86,11 @@ class Facts(BaseModel):
     metric: str
     score: float | None
     round: int
+
+
+def label_texts(names: Sequence[str], classes: int) -> list[str]:
+    """Return the names of outputs, which are their numbers where classes have none; none of the one number."""
+    return list(names) or ([] if classes == 1 else [str(number) for number in range(classes)])
 
 
 class Deployed(nn.Module):
