@@ -1,10 +1,10 @@
 import json
-from dataclasses import replace
 
 import pytest
 
-from wildflower.devices import bandwidth, links, node_config
+from wildflower.devices import bandwidth, links
 from wildflower.devices.bandwidth import BandwidthError, Measured
+from wildflower.devices.checked import load, save
 from wildflower.devices.links import (
     FILE,
     LONGEST_RETRY_SECONDS,
@@ -12,11 +12,11 @@ from wildflower.devices.links import (
     MIN_PROBE_BYTES,
     RETRY_SECONDS,
     LinkHistory,
-    LinkSettings,
     averaged,
     update_links,
     with_links,
 )
+from wildflower.devices.node_config import read
 from wildflower.devices.resource_report import DeviceReport
 
 REPORT = DeviceReport("x86-64", memory_total_bytes=10, memory_available_bytes=5)
@@ -60,7 +60,9 @@ def link(monkeypatch, clock):
 @pytest.fixture
 def settings(tmp_path):
     (tmp_path / "token").write_text("a token of more than sixteen letters")
-    return LinkSettings("server:9000", None, tmp_path / "token", down_mbit_per_s=5.0, up_mbit_per_s=1.0)
+    service = {"bandwidth-address": "server:9000", "bandwidth-insecure": True}
+    links = {"down-mbit-per-s": 5.0, "up-mbit-per-s": 1.0}
+    return read({**service, "bandwidth-token-file": str(tmp_path / "token"), **links})
 
 
 def test_the_first_figures_are_made_on_credit_and_paid_back(settings, link, clock, tmp_path):
@@ -131,10 +133,11 @@ def test_what_was_measured_outlives_a_failure_but_not_a_day(settings, link, cloc
     report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=10**8))
     assert (report.links_from, report.down_age_seconds, report.links_problem) == ("probe", 100, "gone")
     clock.now += DAY
-    report = with_links(REPORT, settings, LinkHistory.load(tmp_path))
+    report = with_links(REPORT, settings, load(LinkHistory, tmp_path / FILE))
     assert (report.links_from, report.down_mbit_per_s) == ("node config", 5.0)
     # Where nobody wrote anything down, an old figure is better than none.
-    report = with_links(REPORT, replace(settings, down_mbit_per_s=None, up_mbit_per_s=None), LinkHistory.load(tmp_path))
+    unwritten = settings.model_copy(update={"down_mbit_per_s": None, "up_mbit_per_s": None})
+    report = with_links(REPORT, unwritten, load(LinkHistory, tmp_path / FILE))
     assert (report.links_from, report.down_mbit_per_s, report.down_age_seconds) == ("probe", 100.0, DAY + 100)
 
 
@@ -171,10 +174,10 @@ def test_a_measurement_behind_a_query_is_kept_and_paid_for(settings, link, clock
     update_links(settings, tmp_path, traffic_bytes=10**9)
     link.sent.clear()
     clock.now += 6000
-    credit_bytes = LinkHistory.load(tmp_path).credit_bytes
+    credit_bytes = load(LinkHistory, tmp_path / FILE).credit_bytes
     while (history := update_links(settings, tmp_path, traffic_bytes=0)).credit_bytes >= 2 * MIN_PROBE_BYTES:
         assert history.measured_at == clock.now
-        assert LinkHistory.load(tmp_path) == history
+        assert load(LinkHistory, tmp_path / FILE) == history
     assert 0 < 2 * sum(link.sent) <= credit_bytes
 
 
@@ -239,14 +242,14 @@ def test_a_problem_of_many_lines_is_one_that_a_report_takes(settings, link, cloc
     report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
     assert report.links_problem.startswith("first second [2Jxx")
     assert len(report.links_problem) == 1000
-    assert LinkHistory.load(tmp_path).problem == report.links_problem
+    assert load(LinkHistory, tmp_path / FILE).problem == report.links_problem
 
 
 def test_a_full_disk_is_told_and_costs_no_work(settings, link, tmp_path, monkeypatch):
-    def full(self, folder):
+    def full(history, file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(LinkHistory, "save", full)
+    monkeypatch.setattr(links, "save", full)
     for _ in range(3):
         report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=10**9))
     assert report.links_from == "node config"
@@ -255,17 +258,17 @@ def test_a_full_disk_is_told_and_costs_no_work(settings, link, tmp_path, monkeyp
 
 
 def test_a_token_that_is_not_there_is_a_problem_and_no_crash(settings, link, tmp_path):
-    settings.token_file.unlink()
+    (tmp_path / "token").unlink()
     report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
     assert "No such file" in report.links_problem
     assert link.sent == []
 
 
 def test_without_a_probe_nothing_is_measured_or_written(link, tmp_path):
-    none = LinkSettings()
+    none = read({})
     report = with_links(REPORT, none, update_links(none, tmp_path, traffic_bytes=10**9))
     assert report == REPORT
-    owner = LinkSettings(down_mbit_per_s=8.0)
+    owner = read({"down-mbit-per-s": 8.0})
     assert with_links(REPORT, owner, LinkHistory()).links_from == "node config"
     assert list(tmp_path.iterdir()) == []
 
@@ -279,31 +282,16 @@ def test_a_clock_that_was_set_back_makes_no_negative_age(settings, link, clock, 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"down_mbit_per_s": -1}'])
 def test_a_damaged_history_is_none(text, tmp_path):
     (tmp_path / FILE).write_text(text)
-    assert LinkHistory.load(tmp_path) == LinkHistory()
+    assert load(LinkHistory, tmp_path / FILE) is None
 
 
 @pytest.mark.parametrize(("key", "value"), [("down_mbit_per_s", 0), ("measured_at", "now"), ("credit_bytes", 0.5)])
 def test_a_history_with_a_wrong_value_is_none(key, value, tmp_path):
     good = LinkHistory(1.0, 1.0, 5.0, 0.0, "why", -3)
-    good.save(tmp_path)
-    assert LinkHistory.load(tmp_path) == good
+    save(good, tmp_path / FILE)
+    assert load(LinkHistory, tmp_path / FILE) == good
     (tmp_path / FILE).write_text(json.dumps(json.loads((tmp_path / FILE).read_text()) | {key: value}))
-    assert LinkHistory.load(tmp_path) == LinkHistory()
-
-
-def test_node_config(tmp_path):
-    config = {
-        "partition-id": 0,
-        "bandwidth-address": "superlink:9000",
-        "bandwidth-ca": "/ca.crt",
-        "bandwidth-token-file": "/token",
-        "bandwidth-share": 0.5,
-        "down-mbit-per-s": 20,
-    }
-    read = LinkSettings.of(node_config.read(config))
-    assert (read.address, str(read.ca_file), str(read.token_file)) == ("superlink:9000", "/ca.crt", "/token")
-    assert (read.share, read.down_mbit_per_s, read.up_mbit_per_s) == (0.5, 20.0, None)
-    assert LinkSettings.of(node_config.read({"partition-id": 1})) == LinkSettings()
+    assert load(LinkHistory, tmp_path / FILE) is None
 
 
 @pytest.mark.parametrize(
@@ -318,12 +306,12 @@ def test_node_config(tmp_path):
 )
 def test_a_wrong_key_of_the_node_config_is_named(key, value):
     with pytest.raises(ValueError, match=f"node config: {key}"):
-        LinkSettings.of(node_config.read({"bandwidth-token-file": "/token", key: value}))
+        read({"bandwidth-token-file": "/token", key: value})
 
 
 def test_a_probe_without_its_token_is_refused():
     with pytest.raises(ValueError, match="bandwidth-address without bandwidth-token-file"):
-        LinkSettings.of(node_config.read({"bandwidth-address": "superlink:9000", "bandwidth-ca": "/ca.crt"}))
+        read({"bandwidth-address": "superlink:9000", "bandwidth-ca": "/ca.crt"})
 
 
 @pytest.mark.parametrize(
@@ -338,9 +326,4 @@ def test_a_probe_without_its_token_is_refused():
 def test_a_link_without_tls_must_be_asked_for(config, words):
     config |= {"bandwidth-address": "superlink:9000", "bandwidth-token-file": "/token"}
     with pytest.raises(ValueError, match=words):
-        LinkSettings.of(node_config.read(config))
-
-
-def test_a_link_without_tls_may_be_asked_for():
-    config = {"bandwidth-address": "s:9000", "bandwidth-token-file": "/token", "bandwidth-insecure": True}
-    assert LinkSettings.of(node_config.read(config)).ca_file is None
+        read(config)

@@ -8,6 +8,7 @@ import pytest
 
 from wildflower.client_app.device_report import device_report
 from wildflower.devices import speed
+from wildflower.devices.checked import load, save
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.speed import FILE, OLDEST_SECONDS, Speed, with_speed
 
@@ -40,8 +41,8 @@ def test_a_machine_has_a_speed():
 def test_it_is_measured_once_and_grows_old(tmp_path, measured):
     first = with_speed(REPORT, {}, tmp_path)
     assert (first.flop_per_s, first.speed_age_seconds) == (1e9, pytest.approx(0, abs=1))
-    kept = Speed.load(tmp_path)
-    Speed(kept.flop_per_s, kept.measured_at - 500, kept.machine).save(tmp_path)
+    kept = load(Speed, tmp_path / FILE)
+    save(Speed(kept.flop_per_s, kept.measured_at - 500, kept.machine), tmp_path / FILE)
     later = with_speed(REPORT, {}, tmp_path)
     assert (later.flop_per_s, later.speed_age_seconds) == (1e9, pytest.approx(500, abs=5))
     assert len(measured) == 1
@@ -62,7 +63,7 @@ def test_what_is_old_or_of_another_machine_is_measured_again(tmp_path, measured,
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"flop_per_s": -1, "measured_at": 1, "machine": "x"}'])
 def test_a_damaged_file_is_none(tmp_path, measured, text):
     (tmp_path / FILE).write_text(text)
-    assert Speed.load(tmp_path) is None
+    assert load(Speed, tmp_path / FILE) is None
     assert with_speed(REPORT, {}, tmp_path).flop_per_s == 1e9
 
 
@@ -100,4 +101,4 @@ def test_it_is_measured_again_when_it_has_changed_by_a_third(tmp_path, monkeypat
     monkeypatch.setattr(speed, "_can_look", lambda: True)
     assert with_speed(REPORT, {}, tmp_path).flop_per_s == found
     assert len(measured) - len(left) == times
-    assert Speed.load(tmp_path).flop_per_s == found
+    assert load(Speed, tmp_path / FILE).flop_per_s == found

@@ -12,10 +12,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,14 +101,9 @@ class Arrivals:
         return Measured(max(self.received_bytes, MIN_BYTES // CHUNKS), over_seconds)
 
 
-def chunk_bytes(nbytes: int) -> int:
-    """Return the size of the chunks of a stream."""
-    return min(CHUNK_BYTES, nbytes // CHUNKS)
-
-
 def random_chunks(nbytes: int, until: float) -> Iterator[bytes]:
     """Random bytes in chunks, until there are `nbytes` of them or time.monotonic() has come to `until`."""
-    size = chunk_bytes(nbytes)
+    size = min(CHUNK_BYTES, nbytes // CHUNKS)
     while nbytes > 0 and time.monotonic() < until:
         yield os.urandom(min(nbytes, size))
         nbytes -= size
@@ -253,12 +249,10 @@ def measure_links(
         ("grpc.enable_http_proxy", 0),  # the way to a proxy is not the link
         ("grpc.enable_retries", 0),
     ]
-    credentials = None if ca is None else grpc.ssl_channel_credentials(ca)
-    channel = (
-        grpc.insecure_channel(address, options)
-        if credentials is None
-        else grpc.secure_channel(address, credentials, options)
-    )
+    if ca is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options)
     metadata = (("authorization", f"Bearer {token}"),)
     request = json.dumps({"bytes": nbytes}).encode()
     came, went = Arrivals(nbytes), Arrivals(nbytes)
@@ -269,25 +263,19 @@ def measure_links(
             tls = "without TLS" if ca is None else "with the TLS certificate it was given"
             raise BandwidthError(f"{address} did not answer {tls} within {CONNECT_SECONDS:g} s") from None
         try:
-            down = _download(channel, request, metadata, nbytes, came, seconds)
-            up = _upload(channel, request, metadata, nbytes, went, seconds)
+            call = channel.stream_stream(f"/{SERVICE}/Down")(iter([request]), metadata=metadata, timeout=seconds)
+            down = _download(call, nbytes, came, seconds)
+            stream = _uploaded(request, nbytes, went, seconds)
+            up = _upload(partial(channel.stream_unary(f"/{SERVICE}/Up"), stream, metadata=metadata), went)
         except (grpc.RpcError, ValueError) as error:
             why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else error
             raise BandwidthError(f"{address}: {why}", came.received_bytes + went.received_bytes) from None
     return down, up
 
 
-def _download(
-    channel: grpc.Channel,
-    request: bytes,
-    metadata: tuple[tuple[str, str], ...],
-    nbytes: int,
-    came: Arrivals,
-    seconds: float,
-) -> Measured:
+def _download(call: Any, nbytes: int, came: Arrivals, seconds: float) -> Measured:
     """Measure the link down; ValueError where the stream ended before it could be measured, or did not end."""
     over_seconds = None
-    call = channel.stream_stream(f"/{SERVICE}/Down")(iter([request]), metadata=metadata, timeout=seconds)
     try:
         for chunk in call:
             came.add(len(chunk))
@@ -304,25 +292,19 @@ def _download(
     return result
 
 
-def _upload(
-    channel: grpc.Channel,
-    request: bytes,
-    metadata: tuple[tuple[str, str], ...],
-    nbytes: int,
-    went: Arrivals,
-    seconds: float,
-) -> Measured:
+def _uploaded(request: bytes, nbytes: int, went: Arrivals, seconds: float) -> Iterator[bytes]:
+    """Yield what is sent up."""
+    yield request
+    for chunk in random_chunks(nbytes, time.monotonic() + seconds):
+        went.add(len(chunk))
+        yield chunk
+
+
+def _upload(call: Callable[..., bytes], went: Arrivals) -> Measured:
     """Measure the link up, by the server's answer; ValueError where it sends nonsense."""
-
-    def stream() -> Iterator[bytes]:
-        yield request
-        for chunk in random_chunks(nbytes, time.monotonic() + seconds):
-            went.add(len(chunk))
-            yield chunk
-
     longest_seconds = MAX_SECONDS + CONNECT_SECONDS
     try:
-        answer = channel.stream_unary(f"/{SERVICE}/Up")(stream(), metadata=metadata, timeout=longest_seconds)
+        answer = call(timeout=longest_seconds)
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
             raise

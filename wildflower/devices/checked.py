@@ -47,6 +47,14 @@ def save(value: DataclassInstance, file: Path) -> None:
     os.replace(beside, file)
 
 
+def load(kind: type[Checked], file: Path) -> Checked | None:
+    """Return the dataclass that `save` wrote; None where there is none, or a damaged one, which is worth no more."""
+    try:
+        return checked(kind, json.loads(file.read_text()), file.name)
+    except (OSError, ValueError):
+        return None
+
+
 def checked(kind: type[Checked], values: object, what: str) -> Checked:
     """Return a model or dataclass of these values by name; ValueError says what is wrong with which, in one line."""
     if not isinstance(values, Mapping):

@@ -7,7 +7,7 @@ import numpy as np
 
 from wildflower.devices.fleet import Fleet
 from wildflower.devices.time_series import Trace
-from wildflower.devices.validation import check_number, check_whole
+from wildflower.devices.validation import check_number
 
 
 def transfer_seconds(trace: Trace | None, start_seconds: float, nbytes: int) -> float:
@@ -23,7 +23,7 @@ def transfer_seconds(trace: Trace | None, start_seconds: float, nbytes: int) -> 
     Returns:
         Seconds; infinity if the trace is 0 throughout or the transfer never starts.
     """
-    check_whole(nbytes, "nbytes")
+    check_number(nbytes, "nbytes")
     if math.isnan(start_seconds) or start_seconds < 0:
         raise ValueError(f"start_seconds = {start_seconds!r}: must be at least 0")
     if math.isinf(start_seconds):

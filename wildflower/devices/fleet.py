@@ -235,11 +235,6 @@ class Fleet:
             for group in self._groups
         }
 
-    @property
-    def has_hours(self) -> bool:
-        """Say whether devices of some groups take part at some hours only."""
-        return bool(self.hours)
-
     def is_there(self, device: int, simulated_seconds: float) -> bool:
         """Say whether that time is within the device's hours."""
         hours = self._group_of(device).hours

@@ -6,17 +6,16 @@ one, and one where the newest figure is a day old, are made on credit, so that t
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic.dataclasses import dataclass
 
-from wildflower.devices.checked import MAX_MBIT_PER_S, STRICT, AtLeast0, Text, Whole, checked, save
-from wildflower.devices.node_config import SHARE, NodeConfig
+from wildflower.devices.checked import MAX_MBIT_PER_S, STRICT, AtLeast0, Text, Whole, load, save
+from wildflower.devices.node_config import NodeConfig
 from wildflower.devices.resource_report import MIN_PROBE_BYTES, DeviceReport
 from wildflower.devices.validation import one_line
 
@@ -30,41 +29,7 @@ FILE = "links.json"
 Measured = Annotated[float, Field(gt=0, le=MAX_MBIT_PER_S)]
 
 
-@dataclass(frozen=True)
-class LinkSettings:
-    """The links of a device as its node config describes them.
-
-    Attributes:
-        address: "host:port" of the bandwidth service; None: there is no probe.
-        ca_file: certificate of the authority that signed the service's; None: without TLS, as the owner asked.
-        token_file: holds the service's token.
-        share: the probe may spend this share of the weights' traffic.
-        down_mbit_per_s: what is taken where nothing was measured; None: unknown.
-        up_mbit_per_s: likewise.
-    """
-
-    address: str | None = None
-    ca_file: Path | None = None
-    token_file: Path | None = None
-    share: float = SHARE
-    down_mbit_per_s: float | None = None
-    up_mbit_per_s: float | None = None
-
-    @classmethod
-    def of(cls, config: NodeConfig) -> LinkSettings:
-        """Return what a node config says of the links."""
-        ca, token = config.bandwidth_ca, config.bandwidth_token_file
-        return cls(
-            config.bandwidth_address,
-            None if ca is None else Path(ca).expanduser(),
-            None if token is None else Path(token).expanduser(),
-            config.bandwidth_share,
-            config.down_mbit_per_s,
-            config.up_mbit_per_s,
-        )
-
-
-@checked_dataclass(config=STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class LinkHistory:
     """The findings of the probe so far; times are seconds since 1970.
 
@@ -80,32 +45,20 @@ class LinkHistory:
     credit_bytes: Annotated[int, Field(ge=-(2**40), lt=2**63)] = 0
     failures: Whole = 0
 
-    @classmethod
-    def load(cls, folder: Path) -> LinkHistory:
-        """Return what a state folder holds; a file that is damaged is worth no more than none."""
-        try:
-            return checked(cls, json.loads((folder / FILE).read_text()), FILE)
-        except (OSError, ValueError):
-            return cls()
 
-    def save(self, folder: Path) -> None:
-        """Write it to a state folder."""
-        save(self, folder / FILE)
-
-
-def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) -> LinkHistory:
+def update_links(owner: NodeConfig, folder: Path, *, traffic_bytes: int) -> LinkHistory:
     """Book the weights' traffic since the last call, and measure the links if that pays for it.
 
     Args:
-        settings: of the device.
+        owner: the device's node config.
         folder: the device's state folder.
         traffic_bytes: weights that came and went.
     """
-    history = LinkHistory.load(folder)
-    if settings.address is None:
+    history = load(LinkHistory, folder / FILE) or LinkHistory()
+    if owner.bandwidth_address is None:
         return history
     now = time.time()
-    credit = min(history.credit_bytes + int(settings.share * traffic_bytes), 2 * MAX_PROBE_BYTES)
+    credit = min(history.credit_bytes + int(owner.bandwidth_share * traffic_bytes), 2 * MAX_PROBE_BYTES)
     before, history = history, replace(history, credit_bytes=credit)
     # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
     due = history.down_mbit_per_s is None or not 0 <= now - history.measured_at <= OLDEST_SECONDS
@@ -115,10 +68,10 @@ def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) ->
         if (due or credit >= 2 * MIN_PROBE_BYTES) and not waiting:
             # Kept before as one that failed: where nothing can be kept, every message would measure.
             before = replace(history, failed_at=now, problem="the measurement was broken off")
-            before.save(folder)
-            history = _measure(settings, history, _probe_bytes(history), now)
+            save(before, folder / FILE)
+            history = _measure(owner, history, _probe_bytes(history), now)
         if history != before:
-            history.save(folder)
+            save(history, folder / FILE)
     except OSError as error:  # a full disk must not cost the device its work
         history = replace(history, problem=one_line(f"what is known of the links cannot be kept: {error}"))
     return history
@@ -131,15 +84,16 @@ def _probe_bytes(history: LinkHistory) -> int:
     return MIN_PROBE_BYTES if history.failed_at else max(MIN_PROBE_BYTES, max_bytes)
 
 
-def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: float) -> LinkHistory:
+def _measure(owner: NodeConfig, history: LinkHistory, nbytes: int, now: float) -> LinkHistory:
     # grpc is not small, and most messages do without it.
     from wildflower.devices.bandwidth import BandwidthError, measure_links, read_token
 
-    assert settings.address is not None
-    assert settings.token_file is not None
+    assert owner.bandwidth_address is not None
+    assert owner.bandwidth_token_file is not None
     try:
-        ca = None if settings.ca_file is None else settings.ca_file.read_bytes()
-        down, up = measure_links(settings.address, read_token(settings.token_file), ca, nbytes=nbytes)
+        ca = None if owner.bandwidth_ca is None else Path(owner.bandwidth_ca).expanduser().read_bytes()
+        token = read_token(Path(owner.bandwidth_token_file).expanduser())
+        down, up = measure_links(owner.bandwidth_address, token, ca, nbytes=nbytes)
     except (BandwidthError, OSError, ValueError) as error:
         spent_bytes = error.spent_bytes if isinstance(error, BandwidthError) else 0
         return replace(
@@ -178,12 +132,12 @@ def averaged(before: float | None, now: float) -> float:
     return 2 / (1 / before + 1 / now)
 
 
-def with_links(report: DeviceReport, settings: LinkSettings, history: LinkHistory) -> DeviceReport:
+def with_links(report: DeviceReport, owner: NodeConfig, history: LinkHistory) -> DeviceReport:
     """Return the report with the links: as measured within a day, as the owner wrote them, or as measured before."""
     age = max(0.0, time.time() - history.measured_at)  # a board without a clock of its own may wake up in 1970
     links: dict[str, Any]
-    written_down = settings.down_mbit_per_s is not None or settings.up_mbit_per_s is not None
-    measured = settings.address is not None and history.down_mbit_per_s is not None
+    written_down = owner.down_mbit_per_s is not None or owner.up_mbit_per_s is not None
+    measured = owner.bandwidth_address is not None and history.down_mbit_per_s is not None
     if measured and (age <= OLDEST_SECONDS or not written_down):
         links = {
             "down_mbit_per_s": history.down_mbit_per_s,
@@ -193,7 +147,7 @@ def with_links(report: DeviceReport, settings: LinkSettings, history: LinkHistor
             "links_from": "probe",
         }
     else:
-        links = {"down_mbit_per_s": settings.down_mbit_per_s, "up_mbit_per_s": settings.up_mbit_per_s}
+        links = {"down_mbit_per_s": owner.down_mbit_per_s, "up_mbit_per_s": owner.up_mbit_per_s}
         if written_down:
             links["links_from"] = "node config"
-    return replace(report, **links, links_problem=history.problem if settings.address is not None else None)
+    return replace(report, **links, links_problem=history.problem if owner.bandwidth_address is not None else None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wildflower.devices import node_config
 from wildflower.devices.instance import instance
-from wildflower.devices.links import LinkSettings, update_links, with_links
+from wildflower.devices.links import update_links, with_links
 from wildflower.devices.probe import probe_machine
 from wildflower.devices.resource_report import DeviceReport
 
@@ -40,8 +40,7 @@ def node_report(
         disk_free_bytes=_disk_free_bytes(folder),
         clock_seconds=max(0.0, time.time()),
     )
-    settings = LinkSettings.of(owner)
-    return with_links(report, settings, update_links(settings, folder, traffic_bytes=traffic_bytes))
+    return with_links(report, owner, update_links(owner, folder, traffic_bytes=traffic_bytes))
 
 
 def _disk_free_bytes(folder: Path) -> int | None:

@@ -6,7 +6,6 @@ middling width; layers of few channels, and other layers, reach less of it.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic.dataclasses import dataclass
 
 from wildflower.devices import node_config
-from wildflower.devices.checked import MAX_FLOP_PER_S, STRICT, AtLeast0, FlopPerS, Text, checked, save
+from wildflower.devices.checked import MAX_FLOP_PER_S, STRICT, AtLeast0, FlopPerS, Text, load, save
 from wildflower.devices.resource_report import DeviceReport
 
 if TYPE_CHECKING:
@@ -39,18 +38,6 @@ class Speed:
     flop_per_s: FlopPerS
     measured_at: AtLeast0
     machine: Text
-
-    @classmethod
-    def load(cls, folder: Path) -> Speed | None:
-        """Return what a state folder holds; a file that is damaged is worth no more than none."""
-        try:
-            return checked(cls, json.loads((folder / FILE).read_text()), FILE)
-        except (OSError, ValueError):
-            return None
-
-    def save(self, folder: Path) -> None:
-        """Write it to a state folder."""
-        save(self, folder / FILE)
 
 
 def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path) -> DeviceReport:
@@ -73,7 +60,7 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
     if owner.gpu_trainer is not None:
         return report
     now, machine = time.time(), f"{report.kind}, {report.cpus:g} CPUs, {report.accelerator or 'no accelerator'}"
-    speed = Speed.load(folder)
+    speed = load(Speed, folder / FILE)
     # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
     if speed is None or speed.machine != machine or not 0 <= now - speed.measured_at <= OLDEST_SECONDS:
         speed = _kept(measure(), now, machine, folder)
@@ -85,7 +72,7 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
 def _kept(flop_per_s: float, now: float, machine: str, folder: Path) -> Speed:
     speed = Speed(min(flop_per_s, MAX_FLOP_PER_S), now, machine)
     with suppress(OSError):  # a full disk must not cost the device its work; the next report measures again
-        speed.save(folder)
+        save(speed, folder / FILE)
     return speed
 
 

@@ -20,23 +20,10 @@ def shown(value: object) -> str:
     return one_line(_SHORT.repr(value), 200)
 
 
-def check_whole(value: object, where: str, *, minimum: int = 0) -> int:
-    """Return `value` if it is an int from `minimum` to 2^63 - 1 (a bool is none); ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_WHOLE:
-        raise ValueError(f"{where} = {shown(value)}: must be a whole number of at least {minimum} and below 2^63")
-    return value
-
-
-def check_number(
-    value: object, where: str, *, minimum: float = 0.0, positive: bool = False, maximum: float = sys.float_info.max
-) -> float:
-    """Return `value` as a float if it is a finite number from `minimum` to `maximum`, above 0 with `positive`."""
-    bound = "above 0" if positive else f"of at least {minimum:g}"
-    if maximum < sys.float_info.max:
-        bound += f" and at most {maximum:g}"
+def check_number(value: object, where: str, *, maximum: float = sys.float_info.max) -> float:
+    """Return `value` as a float if it is a finite number from 0 to `maximum`; ValueError otherwise."""
     # Compared before it becomes a float: a whole number may be too large for one. NaN lies between no bounds.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-        raise ValueError(f"{where} = {shown(value)}: must be a finite number {bound}")
-    if positive and value <= 0:
-        raise ValueError(f"{where} = {shown(value)}: must be a finite number {bound}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= maximum:
+        most = f" and at most {maximum:g}" if maximum < sys.float_info.max else ""
+        raise ValueError(f"{where} = {shown(value)}: must be a finite number of at least 0{most}")
     return float(value)

@@ -91,7 +91,7 @@ class SimulatedDevices(Population):
         self, grid: Grid, rng: np.random.Generator, count: int, working: Callable[[list[int]], int] = len
     ) -> list[int]:
         """A uniform sample without replacement; its cost does not depend on the size of the fleet."""
-        if self.fleet.has_hours:
+        if self.fleet.hours:
             self._wait_for_hours()
             there = self.everyone(grid)
             return [int(d) for d in rng.choice(there, size=min(count, len(there)), replace=False)]
@@ -102,7 +102,7 @@ class SimulatedDevices(Population):
     def everyone(self, grid: Grid) -> list[int]:
         """All that are present, and within their hours."""
         there = self.present(grid)
-        return [d for d in there if self.fleet.is_there(d, self.now_seconds)] if self.fleet.has_hours else there
+        return [d for d in there if self.fleet.is_there(d, self.now_seconds)] if self.fleet.hours else there
 
     def _wait_for_hours(self) -> None:
         """Let simulated time pass until the hours of some devices begin."""
