@@ -61,7 +61,7 @@ def test_a_transfer_that_never_starts_never_ends():
 
 @pytest.mark.parametrize(
     ("start", "nbytes", "name"),
-    [(-1.0, 1, "start_seconds"), (math.nan, 1, "start_seconds"), (0.0, -1, "nbytes"), (0.0, 1.5, "nbytes")],
+    [(-1.0, 1, "start_seconds"), (math.nan, 1, "start_seconds"), (0.0, -1, "nbytes")],
 )
 def test_wrong_arguments_are_named(start, nbytes, name):
     with pytest.raises(ValueError, match=name):

@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 from seqeval.metrics import f1_score as entity_f1_score
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_absolute_error
 from torch import Tensor
@@ -21,7 +20,6 @@ from wildflower.tasks.metrics import (
     Metric,
     Pearson,
     Scale,
-    Spearman,
     TokenAccuracy,
     scale_of,
     usual_metric,
@@ -52,16 +50,6 @@ def _tokens(examples: int = 60) -> Answers:
 
 def _pearson(outputs: Tensor, labels: Tensor) -> float:
     return float(np.corrcoef(outputs[:, 0].double().numpy(), labels.double().numpy())[0, 1])
-
-
-def _steps() -> Answers:
-    """Numbers that are steps of a scale from -3 to 3 already, with many that are equal."""
-    outputs, labels = (torch.round(values.clamp(-3, 3) / 0.12) * 0.12 for values in _numbers())
-    return outputs, labels
-
-
-def _spearman(outputs: Tensor, labels: Tensor) -> float:
-    return float(spearmanr(outputs[:, 0].round(decimals=2), labels.round(decimals=2)).statistic)
 
 
 def _of_labeled_tokens(outputs: Tensor, labels: Tensor) -> float:
@@ -101,7 +89,6 @@ CASES: dict[str, tuple[Metric, Answers, Callable[[Tensor, Tensor], float]]] = {
     "matthews of 5": (Matthews(), _classes(5), lambda outputs, labels: matthews_corrcoef(labels, outputs.argmax(1))),
     "pearson": (Pearson(), _numbers(), _pearson),
     "pearson far from 0": (Pearson(), _numbers(offset=1000.0), _pearson),
-    "spearman": (Spearman(-3.0, 3.0), _steps(), _spearman),
     "mean absolute error": (
         MeanAbsoluteError(),
         _numbers(),
@@ -139,31 +126,9 @@ def test_honest_sums_pass_the_check(name: str) -> None:
         metric.check(metric.sums(outputs[:examples], labels[:examples]), examples, outputs.shape[1])
 
 
-def test_rounding_to_steps_hardly_changes_spearmans_correlation() -> None:
-    generator = torch.Generator().manual_seed(5)
-    labels = torch.rand(1500, generator=generator) * 5
-    for noise in (0.3, 1.0, 3.0):
-        outputs = labels + noise * torch.randn(1500, generator=generator)  # some beyond the bounds
-        inside = outputs.clamp(0, 5)
-        value = Spearman().value(Spearman().sums(outputs[:, None], labels), 1500)
-        assert value == pytest.approx(float(spearmanr(inside, labels).statistic), abs=1e-3)
-
-
-def test_spearmans_correlation_by_hand() -> None:
-    # Ranks 1, 2, 3, 4 against 1, 3, 2, 4: 1 - 6 * 2 / (4 * 15) = 0.8. Values that are alike have no order.
-    labels = torch.tensor([0.0, 1.0, 2.0, 5.0])
-    assert Spearman().value(Spearman().sums(torch.tensor([[0.1], [2.0], [1.0], [9.0]]), labels), 4) == pytest.approx(
-        0.8
-    )
-    assert Spearman().value(Spearman().sums(torch.full((4, 1), 2.0), labels), 4) == 0
-
-
 @pytest.mark.parametrize(
     ("metric", "sums", "message"),
     [
-        (Spearman(), [0] * 51, "51 sums are not the 2601 of Spearman correlation"),
-        (Spearman(), [0.5] * 2 + [0] * 2599, "a count is not a whole number of at least 0"),
-        (Spearman(), [59] + [0] * 2600, "59 pairs of output and label are not those of 30 examples"),
         (Accuracy(), [31], "31 correct answers to 30 examples"),
         (Accuracy(), [-1], "a count is not a whole number"),
         (Accuracy(), [1.5], "a count is not a whole number"),

@@ -259,9 +259,13 @@ def test_a_class_that_runs_out_is_made_up_for_by_others() -> None:
 TEST_LABELS = np.random.default_rng(5).integers(0, 5, 240)
 
 
+def _settings(strong: int = 2, share: float = 0.5, alpha: float = 0.5, **others: Any) -> PartitionSettings:
+    of_strong = {"strong_devices": strong, "strong_share": share}
+    return PartitionSettings(partition="strong-and-weak", alpha=alpha, **of_strong, **others)
+
+
 def _strong_and_weak(labels: np.ndarray = LABELS, seed: int = 1, **changes: float) -> tuple[Index, Index]:
-    settings = {"strong": 2, "share": 0.5, "alpha": 0.5, "devices": 12} | changes
-    return partitions.strong_and_weak(labels, TEST_LABELS, seed=seed, **settings)
+    return partitions.strong_and_weak(labels, TEST_LABELS, _settings(**{"seed": seed, "devices": 12, **changes}))
 
 
 def test_strong_and_weak_deal_out_training_and_test_examples_once() -> None:
@@ -297,8 +301,7 @@ def test_no_weak_device_is_left_with_what_the_others_did_not_want() -> None:
     labels = np.repeat(np.arange(5), 400)
     wrong = np.zeros(40)
     for seed in range(20):
-        settings = {"strong": 2, "share": 0.5, "alpha": 0.5, "devices": 42, "seed": seed}
-        train, _ = partitions.strong_and_weak(labels, np.repeat(np.arange(5), 20), **settings)
+        train, _ = partitions.strong_and_weak(labels, np.repeat(np.arange(5), 20), _settings(devices=42, seed=seed))
         rng = np.random.default_rng([seed, 42, 2, 2])
         for label in range(5):
             rng.permutation(np.flatnonzero(labels == label))
@@ -330,8 +333,8 @@ def test_strong_and_weak_repeat_themselves() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strong": 0}, "0 strong of 12 devices"),
-        ({"strong": 12}, "12 strong of 12 devices"),
+        ({"strong": 0}, "strong_devices from 1 to 11, got 0"),
+        ({"strong": 12}, "strong_devices from 1 to 11, got 12"),
         ({"share": 0.001}, "leaves a device without any"),
         ({"share": 0.999}, "leaves a device without any"),
         ({"devices": 300}, "leaves a device without any"),

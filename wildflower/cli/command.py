@@ -7,7 +7,6 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from wildflower.cli.bench import bench
 from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
 from wildflower.cli.config import config
@@ -81,7 +80,6 @@ def _options(
 
 for started in (run, sweep, tune, paper, report, compare):
     app.command()(started)
-app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME, --help too, are its own
 
 app.add_typer(new, name="new")
 for shown in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -96,13 +96,5 @@ def _of_function(function: Callable[..., Any]) -> Metric:
                     f"their mean, not a tensor of shape {tuple(found.shape)}"
                 )
             return [float(found.sum() if found.dim() else found * len(labels))]
-
-        @override
-        def value(self, sums: Sequence[float], examples: int) -> float:
-            return sums[0] / examples
-
-        @override
-        def _check(self, sums: Sequence[float], examples: int) -> None:
-            pass
 
     return Given()

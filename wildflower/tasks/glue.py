@@ -13,7 +13,7 @@ from pydantic import Field
 from wildflower.tasks import hub
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.hub import Repository
-from wildflower.tasks.metrics import ACCURACY, F1, METRICS, Matthews, Metric, Pearson, Spearman
+from wildflower.tasks.metrics import ACCURACY, F1, METRICS, Matthews, Metric, Pearson
 from wildflower.tasks.texts import METRICS_OF, MetricName
 from wildflower.tasks.tokens import Labels, TextArguments, Texts, make_text_data_set, tokenized_once
 
@@ -23,7 +23,7 @@ REPOSITORY = "nyu-mll/glue"
 class GlueArguments(TextArguments):
     """Arguments of the tasks of GLUE."""
 
-    metric: MetricName | Literal["spearman", ""] = Field("", description="Metric; empty: that of InclusiveFL's paper")
+    metric: MetricName | Literal[""] = Field("", description="Metric; empty: that of InclusiveFL's paper")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Part:
 
 
 ENTAILMENT = ("entailment", "not_entailment")
-STSB_RATINGS = (0.0, 5.0)
 
 PARTS = {
     "cola": Part(("sentence",), ("unacceptable", "acceptable"), Matthews()),
@@ -60,12 +59,12 @@ def metric(name: str, arguments: GlueArguments, data: DataSet) -> Metric:
     part, chosen = PARTS[name], arguments.metric
     if not chosen:
         return part.metric
-    allowed: tuple[str, ...] = METRICS_OF["classes"] if part.classes else (*METRICS_OF["numbers"], Spearman.name)
+    allowed = METRICS_OF["classes" if part.classes else "numbers"]
     if chosen == "f1" and len(part.classes) != 2:
         raise ValueError(f"glue-{name}: metric = 'f1' needs two classes, the labels have {len(part.classes)}")
     if chosen not in allowed:
         raise ValueError(f"glue-{name}: metric = {chosen!r} does not go with its labels: {', '.join(allowed)}")
-    return Spearman(*STSB_RATINGS) if chosen == Spearman.name else METRICS[chosen]()
+    return METRICS[chosen]()
 
 
 def load(name: str, data_dir: str, arguments: GlueArguments) -> DataSet:

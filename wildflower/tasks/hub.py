@@ -100,20 +100,14 @@ def files_of_copy(folder: Path, what: str, part: str = "") -> list[Path]:
     return files
 
 
-def load(name: str, data_dir: str) -> DataSet:
+def load(name: str, data_dir: str, arguments: FemnistArguments | None = None) -> DataSet:
     """Return the data set `name` of REPOSITORIES from a local copy in `data_dir`, else from the hub.
 
     FileNotFoundError when there is no copy and the hub cannot be reached; ValueError when a copy lacks a column.
     """
-    return _load(name, REPOSITORIES[name], data_dir)
-
-
-def load_femnist(data_dir: str, arguments: FemnistArguments) -> DataSet:
-    """`load` of FEMNIST, with images of the size that is asked for."""
-    return _load("femnist", replace(REPOSITORIES["femnist"], size=arguments.size), data_dir)
-
-
-def _load(name: str, repository: Repository, data_dir: str) -> DataSet:
+    repository = REPOSITORIES[name]
+    if arguments is not None:
+        repository = replace(repository, size=arguments.size)
     folder = existing_folder(name, data_dir) if data_dir else None
     return decoded_files(
         name,

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from typing_extensions import override
 
 from wildflower.plugins.extras import needed
@@ -72,9 +71,9 @@ class Metric(ABC):
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """Return the sums of a batch, from outputs (batch, classes) or (batch, classes, sequence) and labels."""
 
-    @abstractmethod
     def value(self, sums: Sequence[float], examples: int) -> float:
-        """Return the metric of at least one example, from the sums over all of them."""
+        """Return the metric of at least one example, from the sums over all of them: here the mean of the first one."""
+        return sums[0] / examples
 
     def check(self, sums: Sequence[float], examples: int, classes: int) -> None:
         """Raise ValueError where no answers to so many examples have these sums."""
@@ -91,8 +90,7 @@ class Metric(ABC):
         """
         return 0.0 if self.scale.higher_is_better else math.nan
 
-    @abstractmethod
-    def _check(self, sums: Sequence[float], examples: int) -> None:
+    def _check(self, sums: Sequence[float], examples: int) -> None:  # noqa: B027  (not every metric has bounds)
         """`check` of as many finite numbers as there should be."""
 
 
@@ -106,10 +104,6 @@ class Accuracy(Metric):
     @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         return [float((outputs.argmax(1) == labels).sum())]
-
-    @override
-    def value(self, sums: Sequence[float], examples: int) -> float:
-        return sums[0] / examples
 
     @override
     def _check(self, sums: Sequence[float], examples: int) -> None:
@@ -323,58 +317,6 @@ def _moments(sums: Sequence[float], examples: int) -> tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Spearman(Metric):
-    """Spearman's correlation of one output per example and the labels, which are numbers between two bounds.
-
-    It is the correlation of ranks, of which equal values share the mean. Ranks need all examples, which no device has:
-    what adds up is a table that counts outputs and labels rounded to 51 steps. Outputs beyond the bounds count as the
-    bounds. So the correlation is that of values rounded to a 50th of the range.
-
-    Attributes:
-        lowest: label and output of the first row and column.
-        highest: those of the last.
-    """
-
-    name: ClassVar[str] = "spearman"
-    scale: ClassVar[Scale] = Scale("Spearman correlation")
-    steps: ClassVar[int] = 51
-    lowest: float = 0.0
-    highest: float = 5.0
-
-    @override
-    def size(self, classes: int) -> int:
-        return self.steps**2
-
-    @override
-    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
-        row, column = (self._step(values.reshape(-1)) for values in (outputs, labels))
-        counts: list[float] = (row * self.steps + column).bincount(minlength=self.size(1)).double().tolist()
-        return counts
-
-    def _step(self, values: Tensor) -> Tensor:
-        share = (values.double().nan_to_num() - self.lowest) / (self.highest - self.lowest)
-        return (share.clamp(0, 1) * (self.steps - 1)).round().long()
-
-    @override
-    def value(self, sums: Sequence[float], examples: int) -> float:
-        counts = np.reshape(sums, (self.steps, self.steps))
-        of_outputs, of_labels = counts.sum(1), counts.sum(0)
-        # Ranks that equal values share, less the mean rank of all.
-        x, y = (np.cumsum(n) - (n + n.sum()) / 2 for n in (of_outputs, of_labels))
-        of_x, of_y = float(of_outputs @ x**2), float(of_labels @ y**2)
-        if min(of_x, of_y) <= 0:
-            return 0.0
-        products = float(x @ counts @ y)
-        return min(1.0, max(-1.0, products / math.sqrt(of_x) / math.sqrt(of_y)))
-
-    @override
-    def _check(self, sums: Sequence[float], examples: int) -> None:
-        _check_counts(sums)
-        if math.fsum(sums) != examples:
-            raise ValueError(f"{math.fsum(sums):g} pairs of output and label are not those of {examples} examples")
-
-
-@dataclass(frozen=True)
 class MeanAbsoluteError(Metric):
     """The mean distance of one output per example from the label, which is a number. Sums: of the distances."""
 
@@ -384,10 +326,6 @@ class MeanAbsoluteError(Metric):
     @override
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         return [float((outputs.reshape(-1).double() - labels.double()).abs().sum())]
-
-    @override
-    def value(self, sums: Sequence[float], examples: int) -> float:
-        return sums[0] / examples
 
     @override
     def without_model(self, labels: Tensor) -> float:
@@ -407,7 +345,7 @@ def _check_counts(sums: Sequence[float]) -> None:
 
 ACCURACY = Accuracy()
 METRICS: dict[str, type[Metric]] = {
-    kind.name: kind for kind in (Accuracy, F1, Matthews, TokenAccuracy, EntityF1, Pearson, Spearman, MeanAbsoluteError)
+    kind.name: kind for kind in (Accuracy, F1, Matthews, TokenAccuracy, EntityF1, Pearson, MeanAbsoluteError)
 }
 
 

@@ -248,15 +248,8 @@ class StrongAndWeak(Partition):
 
     def __init__(self, settings: PartitionSettings, data: DataSet, *, in_time: bool) -> None:
         super().__init__(settings, data, in_time=in_time)
-        self._index, self._test_index = strong_and_weak(
-            data.train.labels.numpy(),
-            data.test.labels.numpy(),
-            strong=settings.strong_devices,
-            share=settings.strong_share,
-            alpha=settings.alpha,
-            devices=settings.devices,
-            seed=settings.seed,
-        )
+        labels, test_labels = data.train.labels.numpy(), data.test.labels.numpy()
+        self._index, self._test_index = strong_and_weak(labels, test_labels, settings)
 
     @override
     @classmethod
@@ -362,22 +355,19 @@ def dirichlet(labels: np.ndarray, alpha: float, devices: int, seed: int) -> Inde
     )
 
 
-def strong_and_weak(
-    labels: np.ndarray, test_labels: np.ndarray, *, strong: int, share: float, alpha: float, devices: int, seed: int
-) -> tuple[Index, Index]:
+def strong_and_weak(labels: np.ndarray, test_labels: np.ndarray, settings: PartitionSettings) -> tuple[Index, Index]:
     """Deal out the training and the test examples as RecipFL's experiments do: (training, test).
 
-    Devices 0 to `strong` - 1 share `share` of every class equally; the rest goes to the weak ones, as many examples to
-    each, by a mix of classes that each draws from Dir(`alpha`); where a class is used up, others take its place. They
-    take TURN examples in turn, so that all are left alike with what nobody wanted. Every device tests on equally many
-    of the test examples, in the mix of its training examples.
+    The strong devices, the first ones, share `strong_share` of every class equally. The rest goes to the weak ones, as
+    many examples to each, by a mix of classes that each draws from Dir(`alpha`); where a class is used up, others take
+    its place. They take TURN examples in turn, so that all are left alike with what nobody wanted. Every device tests
+    on equally many of the test examples, in the mix of its training examples.
 
-    ValueError: not at least one strong and one weak device with an example for each.
+    ValueError where there is not an example for each.
     """
+    devices, strong, share = settings.devices, settings.strong_devices, settings.strong_share
     weak = devices - strong
-    if strong < 1 or weak < 1:
-        raise ValueError(f"{strong} strong of {devices} devices: at least one must be strong, and one weak")
-    rng = np.random.default_rng([seed, devices, strong, 2])
+    rng = np.random.default_rng([settings.seed, devices, strong, 2])
     classes = int(max(labels.max(), test_labels.max())) + 1
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
     cuts = [round(share * len(pool)) for pool in pools]
@@ -390,7 +380,7 @@ def strong_and_weak(
             f"weak ones, with {len(test_labels)} to test on, leaves a device without any: use fewer devices"
         )
     parts = [for_strong[device::strong] for device in range(strong)]  # of all classes alike, since they lie in order
-    mixes = rng.dirichlet(np.full(classes, alpha), size=weak)
+    mixes = rng.dirichlet(np.full(classes, settings.alpha), size=weak)
     turns: list[list[np.ndarray]] = [[] for _ in range(weak)]
     for start in range(0, rest // weak + 1, TURN):
         for device in rng.permutation(weak).tolist():

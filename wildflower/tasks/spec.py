@@ -85,7 +85,7 @@ TASKS: dict[str, Kind] = {
     # A mirrored house number is another number or none.
     "svhn": Kind(partial(hub.load, "svhn"), "resnet18", crop_padding=4, label_names=DIGITS),
     "stl10": Kind(partial(hub.load, "stl10"), "resnet18", crop_padding=4, flip=True),
-    "femnist": Kind(hub.load_femnist, "lenet5", arguments=hub.FemnistArguments),
+    "femnist": Kind(partial(hub.load, "femnist"), "lenet5", arguments=hub.FemnistArguments),
     "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True, fixed=True),
     "hapt": Kind(hapt.load, "cnn3", in_time=True, fixed=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
