@@ -22,6 +22,7 @@ from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal, limits_of
 from wildflower.client_app.memory import MemoryMeter, memory_limit, touched_bytes
 from wildflower.client_app.rounding import LOST_ON_THE_WIRE, Lost, encoded_changes
+from wildflower.client_app.side_by_side import tell
 from wildflower.messages.encoding import Wire, decode, encode, restored
 from wildflower.messages.frozen_parts import read_part
 from wildflower.messages.orders import LocalTraining, ModelOrder, WorkOrder
@@ -289,6 +290,8 @@ class DeviceContext:
         """See `wildflower.strategies.method.ClientContext`."""
         if self.place.board is not None:
             self._say_cpu("it has a loop of its own, and not one model and one loss")
+        if self.place.fit is not fit_here:
+            tell(f"{self.order.client_step.name} is trained in turn: it has a loop of its own")
         shard = self._shard
         if share != (0.0, 1.0):
             order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(self.order.device))

@@ -136,11 +136,11 @@ def _fit(waiting: list[tuple[_Work[T], Fit]], name: str) -> None:
             work.loss = failed.error
         except Exception as error:
             if is_out_of_memory(error):
-                _tell(f"{name}: memory does not suffice for {len(waiting)} devices at once: by halves")
+                tell(f"{name}: memory does not suffice for {len(waiting)} devices at once: by halves")
                 _fit(waiting[::2], name)
                 _fit(waiting[1::2], name)
                 return
-            _tell(f"{name} is trained in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            tell(f"{name} is trained in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             break
         else:
             for (work, _), loss, state in zip(waiting, losses, drawn, strict=True):
@@ -191,7 +191,8 @@ def number_at_once(asked: int | str, device: torch.device, price_bytes: int) -> 
     return max(1, min(MOST_FOUND, int(free_bytes / 2 / max(1, STACKED * price_bytes))))
 
 
-def _tell(words: str) -> None:
+def tell(words: str) -> None:
+    """Warn, once in this process."""
     if words not in _told:
         _told.add(words)
         log.warning("%s", words)

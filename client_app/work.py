@@ -202,7 +202,7 @@ def _at_once(batch: Batch, device: torch.device) -> list[list[WorkOrder]]:
         if order.after is not None or order.masked_with:
             alone.append([order])
         else:
-            kind = order.group, order.frozen, order.client_step.model_dump_json()
+            kind = json.dumps(order.architecture), order.frozen, order.client_step.model_dump_json()
             found.setdefault(kind, []).append(order)
     parts = ((alike, -(-len(alike) // number)) for alike in found.values())
     return [*(alike[first::count] for alike, count in parts for first in range(count)), *alone]

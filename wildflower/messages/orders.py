@@ -203,8 +203,8 @@ class Batch(ToNode):
         each_by_itself: the node adds nothing up: the server wants every device's tensor sets by themselves.
         oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, so that devices keep what
             such a run needs; None: only that of the round before.
-        side_by_side: how many devices of one group and client step train at once on a node of many: 1, they take turns,
-            or what the node finds to be faster, under "auto" only on a GPU.
+        side_by_side: how many devices of one architecture and client step train at once on a node of many: 1, they take
+            turns, or what the node finds to be faster, under "auto" only on a GPU.
     """
 
     task: dict[str, Any]
