@@ -31,7 +31,6 @@ from wildflower.launch.forked_server import ONE_THREAD
 from wildflower.launch.superlink import stop_signals_interrupt
 from wildflower.launch.sweeps import Planned, Row, SweepRequest, sweep
 from wildflower.launch.terminal import terminal
-from wildflower.server_app.moved_keys import MOVED
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 
@@ -54,7 +53,36 @@ COSTS = (
     ("device's s per round", "device_seconds", 1),
 )
 # Keys by the names that they had when figures were recorded.
-EARLIER_NAMES = {now: then for then, now in MOVED.items() if " " not in now}
+_OF_TABLES = (
+    *("dp.epsilon", "dp.noise-multiplier", "dp.clip", "dp.delta"),
+    *("public.task", "public.data-dir", "public.examples"),
+    *("personal.every", "personal.epochs"),
+    *("statistics.devices", "statistics.examples"),
+    "aggregation.trim",
+    *("initial.weights", "initial.names"),
+    *("strong.devices", "strong.share", "strong.test"),
+)
+EARLIER_NAMES = {key: key.replace(".", "-") for key in _OF_TABLES} | {
+    "dp.resume-copy": "resume-copy",
+    "checkpoints.resume-from": "resume-from",
+    "checkpoints.keep": "keep-checkpoints",
+    "secure-aggregation.minimum": "secure-minimum",
+    "personal.first-round": "personal-from",
+    "schedule.kind": "schedule",
+    "schedule.decay-rounds": "decay-rounds",
+    "schedule.decay-factor": "decay-factor",
+    "aggregation.rule": "aggregation",
+    "aggregation.over-selection": "over-selection",
+    "aggregation.norm-bound": "norm-bound",
+    "adam.betas": "betas",
+    "adam.fused": "fused-optimizer",
+    "compute.layout": "layout",
+    "budget.memory-fraction": "memory-fraction",
+    "budget.transfer-seconds": "transfer-seconds",
+    "budget.round-seconds": "round-seconds",
+    "fedadam.eta": "inclusivefl.eta",
+    "fedadam.tau": "inclusivefl.tau",
+}
 # Fleets and tasks that lie beside the studies, by the names under which digests have them: figures were recorded so.
 RECORDED_AS = {
     "benchmarks/five-widths.toml": "five-widths",

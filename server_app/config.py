@@ -38,7 +38,7 @@ from wildflower.server_app.key_groups import (
     Strong,
 )
 from wildflower.server_app.listed_keys import listed_keys, missing_keys
-from wildflower.server_app.moved_keys import meant, moved_to
+from wildflower.server_app.near_keys import meant
 from wildflower.server_app.own_hooks import check_hook_classes, hook_references
 from wildflower.server_app.unread_keys import READ_WITH, loaded_method, unread_keys
 from wildflower.server_app.validated import validated
@@ -325,16 +325,6 @@ class RunConfig(Params):
         """Return whether the run is differentially private."""
         return self.dp.is_on
 
-    @model_validator(mode="before")
-    @classmethod
-    def _called_as_now(cls, values: Any) -> Any:
-        """Refuse keys by earlier names, and say what they are called."""
-        for key, value in values.items() if isinstance(values, dict) else ():
-            is_group = isinstance(value, Params | dict) or value is None
-            if not is_group and (why := moved_to(key)):
-                raise ValueError(f"{key} = {value!r}: {why}")
-        return values
-
     @field_validator("hooks")
     @classmethod
     def _hooks(cls, text: str) -> str:
@@ -362,8 +352,7 @@ class RunConfig(Params):
         values = _with_strategy_settings(tables_flat(values, settings))
         for key in values:
             if key not in settings:
-                why = moved_to(key) or meant(key, list(settings))
-                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {why}")
+                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {meant(key, list(settings))}")
         own_groups = run_groups()
         groups: dict[str, Params | None] = {}
         problems: list[str] = []
