@@ -15,6 +15,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from wildflower.client_app.simulation import ForkServerError
+from wildflower.plugins.beside import digests, keep
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.hooks import HookError
@@ -22,12 +23,7 @@ from wildflower.rounds.own_data import OwnData
 from wildflower.rounds.population import NoNodesError
 from wildflower.server_app import checkpoint, ledger
 from wildflower.server_app.building import build, data_of, start
-from wildflower.server_app.config import (
-    ConfigError,
-    RunConfig,
-    digests_of,
-    keep_modules,
-)
+from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.deliveries import Deliveries, only_delivers
 from wildflower.server_app.inputs import initial_digest, named, run_folder, task_spec
 from wildflower.server_app.journal import Journal
@@ -178,7 +174,7 @@ def _open_journal(config: RunConfig, run_dir: Path, engine: Engine) -> Journal:
         config.to_dict(),
         config.resume,
         engine.population.fleet_digest,
-        digests_of(config),
+        digests(config.modules()),
         initial_digest(config),
         data_of(engine),
         engine.population.most_bytes,
@@ -190,7 +186,7 @@ def _open_journal(config: RunConfig, run_dir: Path, engine: Engine) -> Journal:
     if engine.own is None and engine.population.simulated:
         write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)), engine.population.tier)
     write_groups(run_dir, engine.method.family)
-    keep_modules(config, run_dir / MODULES)
+    keep(config.modules(), run_dir / MODULES)
     return journal
 
 

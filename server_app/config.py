@@ -9,15 +9,13 @@ else that shows settings is made from these.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.messages.encoding import Wire
-from wildflower.plugins.beside import digests, keep
 from wildflower.plugins.reference import is_reference, module_label, top_module
 from wildflower.server_app.checks import check
 from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of, tables_flat
@@ -54,6 +52,7 @@ from wildflower.strategies.params import (
     PositiveRate,
     Rate,
     kebab,
+    readable,
     to_scalar,
 )
 from wildflower.tasks.arguments import TaskArguments, read_arguments
@@ -64,28 +63,10 @@ class ConfigError(ValueError):
     """A run configuration that cannot be run; the text names the key, the value and what would be right."""
 
 
-def _arguments(value: object) -> object:
-    """A family's arguments, such as "exits = [1, 2, 3], kernel = 5": the inside of an inline TOML table."""
-    if isinstance(value, str):
-        parse_arguments(value)
-    return value
-
-
-def _rates(value: object) -> object:
-    if isinstance(value, str):
-        rates_of(value)
-    return value
-
-
-def _task_arguments(value: object) -> object:
-    if isinstance(value, str):
-        parse_arguments(value, like="tokenizer = 'my-model', max_tokens = 64")
-    return value
-
-
-Arguments = Annotated[str, BeforeValidator(_arguments)]
-RatesTable = Annotated[str, BeforeValidator(_rates)]
-TaskArgumentsText = Annotated[str, BeforeValidator(_task_arguments)]
+Arguments = Annotated[str, readable(parse_arguments)]
+RatesTable = Annotated[str, readable(rates_of)]
+TaskArgumentsText = Annotated[str, readable(partial(parse_arguments, like="tokenizer = 'my-model', max_tokens = 64"))]
+Hooks = Annotated[str, readable(check_hook_classes)]
 
 # Where a part of the settings begins, by its first field.
 PARTS = {
@@ -196,7 +177,7 @@ class RunConfig(Params):
         description='Settings of a method of your own where no key holds them, such as "damping = 0.3" '
         "(docs/extending.md)",
     )
-    hooks: str = Field(
+    hooks: Hooks = Field(
         "",
         description='What is done beside every round, such as "my_hooks:EarlyStop(patience = 5), other:PerLayerNorms" '
         "(docs/hooks.md)",
@@ -316,6 +297,10 @@ class RunConfig(Params):
         found = [self.strategy, self.task, self.public.task, *self.families(), *hook_references(self.hooks)]
         return [reference for reference in dict.fromkeys(found) if is_reference(reference)]
 
+    def modules(self) -> list[str]:
+        """Return the modules that the run has from outside; they are imported already."""
+        return [top_module(reference) for reference in self.references()]
+
     def families(self) -> list[str]:
         """The run's family, and the members of a family `choice`."""
         return [self.family or kind_of(self.task).family, *_names(parse_arguments(self.family_arguments))]
@@ -324,12 +309,6 @@ class RunConfig(Params):
     def is_private(self) -> bool:
         """Return whether the run is differentially private."""
         return self.dp.is_on
-
-    @field_validator("hooks")
-    @classmethod
-    def _hooks(cls, text: str) -> str:
-        check_hook_classes(text)
-        return text
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -396,20 +375,6 @@ class RunConfig(Params):
         for name, params in self.groups.items():
             values |= {f"{name}.{key}": value for key, value in params.model_dump(by_alias=True).items()}
         return {key: to_scalar(value) for key, value in values.items()}
-
-
-def digests_of(config: RunConfig) -> dict[str, str]:
-    """Hashes of the modules that a run has from outside, by their names; they are imported already."""
-    return digests(_modules_of(config))
-
-
-def keep_modules(config: RunConfig, folder: Path) -> None:
-    """Copy the modules that a run has from outside into a folder, but for installed packages."""
-    keep(_modules_of(config), folder)
-
-
-def _modules_of(config: RunConfig) -> list[str]:
-    return [top_module(reference) for reference in config.references()]
 
 
 def all_settings(strategy: str = "") -> dict[str, FieldInfo]:

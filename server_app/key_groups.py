@@ -14,18 +14,16 @@ from wildflower.messages.orders import MOST_AT_ONCE
 from wildflower.messages.programs import ProgramFormat
 from wildflower.models.initial import checked_names
 from wildflower.server_app.inline_tables import parse_arguments, weights_of
-from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, to_scalar
+from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, readable, to_scalar
 from wildflower.strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 
 
-def _names_table(value: object) -> object:
-    """What names in a file of weights are called in the family: the inside of an inline TOML table."""
-    if isinstance(value, str):
-        checked_names(parse_arguments(value, like="'bert' = '', 'fc' = false"))
-    return value
+def _read_names(text: str) -> None:
+    """Read what names in a file of weights are called in the family: the inside of an inline TOML table."""
+    checked_names(parse_arguments(text, like="'bert' = '', 'fc' = false"))
 
 
-NamesTable = Annotated[str, BeforeValidator(_names_table)]
+NamesTable = Annotated[str, readable(_read_names)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 

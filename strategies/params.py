@@ -6,6 +6,7 @@ these fields.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -56,6 +57,16 @@ def to_scalar(value: Any) -> Any:
     if isinstance(value, tuple):
         return ", ".join(str(int(v)) if float(v).is_integer() else repr(v) for v in value)
     return value
+
+
+def readable(read: Callable[[str], object]) -> AfterValidator:
+    """Return a validator of texts that are read later: each must be one that `read` takes."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return AfterValidator(check)
 
 
 def possible_shares(shares: tuple[float, ...]) -> tuple[float, ...]:

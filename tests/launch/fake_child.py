@@ -9,7 +9,7 @@ from typing import IO
 from tests.server_app import fake_runs
 from wildflower.devices.fleet import Fleet
 from wildflower.launch.experiment_file import beside, place, resolve
-from wildflower.server_app.config import digests_of
+from wildflower.plugins.beside import digests
 from wildflower.server_app.inputs import fleet_path, task_spec
 from wildflower.server_app.journal import Journal
 from wildflower.tasks.task import load_task
@@ -60,7 +60,7 @@ class Runs:
         self.asked.append(dict(override.split("=", 1) for override in overrides))
         with beside(experiment):
             config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
-            plugins = digests_of(config)
+            plugins = digests(config.modules())
             fleet = ""
             if config.fleet:
                 fleet = Fleet.load(

@@ -23,7 +23,7 @@ from wildflower.launch.experiment import run_experiment
 from wildflower.launch.experiment_file import SettingsError, beside, place, resolve
 from wildflower.plugins.beside import digests, files_of, look_for, looked_for_beside
 from wildflower.plugins.reference import PluginError, class_of
-from wildflower.server_app.config import RunConfig, digests_of
+from wildflower.server_app.config import RunConfig
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.run_folder import read_config, read_rounds, read_summary
 from wildflower.strategies.method import Method
@@ -96,7 +96,7 @@ def test_a_module_beside_the_experiment_travels_with_what_it_imports_from_there(
         held = resolve(None, ["strategy=bundled_method:Mine", "strategy-settings=damping = 0.75"])
         assert held.sources["bundled-method.damping"] == "--set"
         assert held.sources["bundled-method.rule"] == "default"
-        found = digests_of(settings.config)
+        found = digests(settings.config.modules())
         assert list(found) == ["bundled_method", "bundled_more", "bundled_parts"]
         more = (folder / "bundled_more.py").read_bytes()
         assert found["bundled_more"] == hashlib.sha256(b"bundled_more.py 12\n" + more).hexdigest()
@@ -200,7 +200,7 @@ def test_an_installed_package_does_not_travel_but_its_settings_are_listed(folder
         config = resolve(tmp_path / "experiment.toml", []).config
         assert modules == {}
         app = make_bundle(ROOT, tmp_path / "app", config.strategy, modules)
-        assert list(digests_of(config)) == ["bundled_method", "bundled_more", "bundled_parts"]
+        assert list(digests(config.modules())) == ["bundled_method", "bundled_more", "bundled_parts"]
     assert not (app / "bundled_method.py").exists()
     keys = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert keys["bundled-method"]["damping"] == 0.25
@@ -253,7 +253,7 @@ def test_a_run_is_not_resumed_with_another_file(folder, tmp_path, monkeypatch):
     experiment = folder / "experiment.toml"
     with beside(experiment):
         config, run_dir = place(resolve(experiment, ["run-name=one"]).config, tmp_path, datetime.now())
-        Journal.open(run_dir, config.to_dict(), False, "", digests_of(config))
+        Journal.open(run_dir, config.to_dict(), False, "", digests(config.modules()))
     (folder / "bundled_more.py").write_text("RATE = 0.5 / 2\n")
     code, said = run(experiment, "run-name=one", "resume=true")
     assert code == 1

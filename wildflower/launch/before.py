@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wildflower.launch.experiment_file import SettingsError
 from wildflower.launch.starting import loading_modules
+from wildflower.plugins.beside import digests
 from wildflower.plugins.extras import check_installed
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.journal import check_writers
@@ -58,12 +59,11 @@ def steps_of_start(config: RunConfig, run_dir: Path, deployment: Deployment | No
 
 def _check_folder(config: RunConfig, run_dir: Path) -> None:
     """Raise JournalError unless a run may begin or go on in its folder with this configuration."""
-    from wildflower.server_app.config import digests_of
 
     check_folder(run_dir, config.resume)
     if config.resume:
         check_resumable(run_dir, config.to_dict())
-        check_same(run_dir, plugins=digests_of(config))
+        check_same(run_dir, plugins=digests(config.modules()))
 
 
 def check_same_files(run_dir: Path, config: RunConfig, engine: Engine | None) -> None:

@@ -33,6 +33,7 @@ from wildflower.launch.experiment_file import (
 from wildflower.launch.following import JournalWatch
 from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
+from wildflower.plugins.beside import digests
 from wildflower.server_app.resuming import check_resumable, check_same
 from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_config, read_summary
 from wildflower.server_app.run_records import Summary
@@ -232,7 +233,7 @@ def plan(asked: SweepRequest) -> list[Planned]:
     first weights that are not there, for a grid over a key that no run reads, where a folder holds a run of other
     settings, modules from outside, fleet files, first weights or data, and where two runs would have one folder.
     """
-    from wildflower.server_app.config import digests_of, unread
+    from wildflower.server_app.config import unread
     from wildflower.server_app.inputs import Known, check_files, check_same_inputs
 
     rows, grid, overrides = asked.rows, asked.grid, asked.overrides
@@ -306,7 +307,7 @@ def plan(asked: SweepRequest) -> list[Planned]:
         if is_run(run_dir):
             try:
                 check_resumable(run_dir, values | {"resume": True})
-                check_same(run_dir, plugins=digests_of(config))
+                check_same(run_dir, plugins=digests(config.modules()))
                 check_same_inputs(run_dir, config, known)
             except JournalError as error:
                 raise SettingsError(f"{error}. Give this sweep another folder") from None
