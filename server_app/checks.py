@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wildflower.models.family import FAMILIES, family_class
 from wildflower.plugins.nearest import nearest
-from wildflower.plugins.reference import is_reference, one_sentence
+from wildflower.plugins.reference import is_reference
 from wildflower.server_app.inline_tables import rates_of
 from wildflower.strategies import METHODS
 from wildflower.strategies.named import method_of
@@ -164,12 +164,7 @@ def _check_method(config: RunConfig, need: Need) -> None:
             for name, default in type(params)():
                 need(getattr(params, name) == default, f"{group}.{kebab(name)}", why)
     traits = config.method.traits(config.params)
-    try:
-        config.method.check(config.params, both_models=config.both_models)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"strategy = {config.strategy!r}: its check fails: {one_sentence(error)}") from error
+    need(not config.both_models or not traits.one_model, "both-models", traits.one_model)
     if config.public.task and not _reads_public(config):
         need(False, "public.task", _why_not_public(config))
     need(

@@ -135,17 +135,13 @@ class DepthFL(ExitsMethod[DepthFLParams]):
     @override
     @classmethod
     def traits(cls, params: DepthFLParams) -> Traits:
-        # h sums up how far the mean has moved.
-        return replace(super().traits(params), averages=not params.alpha)
-
-    @classmethod
-    def check(cls, params: DepthFLParams, *, both_models: bool) -> None:
-        """A device's correction is that of one model."""
-        if both_models and params.alpha:
-            raise ValueError(
-                f"both-models = True: with depthfl.alpha = {params.alpha} a device corrects the training of one model, "
-                "not of two: leave it false, or set depthfl.alpha = 0"
-            )
+        if not params.alpha:
+            return cls.fit_for
+        why = (
+            f"with depthfl.alpha = {params.alpha} a device corrects the training of one model, not of two: leave it "
+            "false, or set depthfl.alpha = 0"
+        )
+        return replace(cls.fit_for, averages=False, one_model=why)  # h sums up how far the mean has moved
 
     def client_step(self, order: Order) -> ClientStep:
         """Cross-entropy of all exits, which also learn from each other."""

@@ -42,18 +42,15 @@ class FedAvg(OneArchitecture[FedAvgParams]):
         self.architecture = self.candidates[-1] if params.use == "all-small" else self.candidates[0]
         self.everyone = params.use == "all-large" or (params.use == "all-small" and setup.below_smallest == "smallest")
 
-    @classmethod
-    def check(cls, params: FedAvgParams, *, both_models: bool) -> None:
-        """Nobody trains two models where all train the smallest."""
-        if both_models and params.use == "all-small":
-            raise ValueError(
-                f"both-models = True: with {cls.name()}.use = 'all-small' no device trains two models: leave it"
-            )
-
     @override
     @classmethod
     def traits(cls, params: FedAvgParams) -> Traits:
-        return replace(super().traits(params), helps_below_smallest=params.use != "exclusive")
+        alone = f"with {cls.name()}.use = 'all-small' no device trains two models: leave it"
+        return replace(
+            super().traits(params),
+            helps_below_smallest=params.use != "exclusive",
+            one_model=alone if params.use == "all-small" else "",
+        )
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The one architecture of this use; under `affordable` the widest that fits."""

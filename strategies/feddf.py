@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from typing_extensions import override
-
 from wildflower.messages.sums import WeightedSum, flatten
 from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
@@ -44,6 +42,13 @@ class FedDF(OneArchitecture[Params]):
     """
 
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
+    # What the devices' models say is averaged as well, and one of them can move that far.
+    fit_for: ClassVar[Traits] = replace(
+        OneArchitecture.fit_for,
+        averages=False,
+        public_when={},
+        one_model="feddf distills one model's networks into it: leave it false",
+    )
 
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)
@@ -53,18 +58,6 @@ class FedDF(OneArchitecture[Params]):
         assert isinstance(found, Ensemble)
         self.ensemble = found
         self.teachers = Teachers(require_public("feddf", setup.public), setup.family.classes)
-
-    @override
-    @classmethod
-    def traits(cls, params: Params) -> Traits:
-        # What the devices' models say is averaged as well, and one of them can move that far.
-        return replace(super().traits(params), averages=False, public_when={})
-
-    @classmethod
-    def check(cls, params: Params, *, both_models: bool) -> None:
-        """All teachers are of one architecture."""
-        if both_models:
-            raise ValueError("both-models = True: feddf distills one model's networks into it: leave it false")
 
     def client_step(self, order: Order) -> ClientStep:
         """Plain training."""

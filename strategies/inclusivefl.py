@@ -120,17 +120,12 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
             for name in self.layers[architecture].head:
                 del weights[name]
 
-    @classmethod
-    def check(cls, params: InclusiveFLParams, *, both_models: bool) -> None:
-        """A device that trains two models would have two heads."""
-        if both_models and params.head == "own":
-            raise ValueError("inclusivefl.head = 'own': a device has one head, set both-models = false")
-
     @override
     @classmethod
     def traits(cls, params: InclusiveFLParams) -> Traits:
+        why = "with inclusivefl.head = 'own' a device has one head: leave it false" if params.head == "own" else ""
         # How many devices a type has weighs its layers.
-        return Traits(averages=True, tells_more=True, takes_initial_weights=True)
+        return Traits(averages=True, tells_more=True, takes_initial_weights=True, one_model=why)
 
     def client_step(self, order: Order) -> ClientStep:
         """Plain training; with heads of the devices' own their names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import TensorSet, TensorSets
@@ -58,20 +59,13 @@ class TrainingAlone(Training):
 class LocalOnly(CandidateMethod[Params]):
     """Nothing is aggregated. A score is the mean over all devices that have trained, each on the task's test set."""
 
+    fit_for: ClassVar[Traits] = Traits(
+        personal=True, one_model="with strategy = 'local' no model travels: leave it false"
+    )
+
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)
         self.trained: dict[int, Architecture] = {}
-
-    @classmethod
-    def traits(cls, params: Params) -> Traits:
-        """Every device has a model of its own."""
-        return Traits(personal=True)
-
-    @classmethod
-    def check(cls, params: Params, *, both_models: bool) -> None:
-        """Nobody trains two models that travel."""
-        if both_models:
-            raise ValueError("both-models = True: with strategy = 'local' no model travels: leave it false")
 
     def client_step(self, order: Order) -> ClientStep:
         """Training alone."""

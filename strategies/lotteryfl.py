@@ -62,6 +62,8 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
     """
 
     params_type: ClassVar[type[Params]] = LotteryFLParams
+    # Every device has coordinates of its own.
+    fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True)
     returns_changes: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: LotteryFLParams) -> None:
@@ -80,12 +82,6 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
         return {name: value.flatten() for name, value in self.weights.items()}
 
     # What devices get
-
-    @override
-    @classmethod
-    def traits(cls, params: LotteryFLParams) -> Traits:
-        # Every device has coordinates of its own.
-        return replace(super().traits(params), averages=False, personal=True)
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The whole model, and a group of its own: no two devices have the same mask."""

@@ -81,6 +81,7 @@ class Method(OnDevices, ABC, Generic[P]):
         params_type: the class of its settings.
         shared_params: settings of parts that several methods share and that this one reads, by their group's name.
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
+        fit_for: what the run may ask of it, whatever its settings.
 
     Everything that a resumed run needs is in `state`; all else follows from seed and round.
     """
@@ -88,6 +89,7 @@ class Method(OnDevices, ABC, Generic[P]):
     params_type: ClassVar[type[Params]] = Params
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
     family_options: ClassVar[Mapping[str, Any]] = {}
+    fit_for: ClassVar[Traits] = Traits()
 
     def __init__(self, setup: Setup, params: P) -> None:
         self.family, self.settings, self.params = setup.family, setup.settings, params
@@ -106,13 +108,9 @@ class Method(OnDevices, ABC, Generic[P]):
         return {}
 
     @classmethod
-    def check(cls, params: P, *, both_models: bool) -> None:
-        """Raise ValueError where the method's settings do not go together, or not with `both-models`."""
-
-    @classmethod
     def traits(cls, params: P) -> Traits:
-        """Return what the run may ask of the method with these settings."""
-        return Traits()
+        """Return what the run may ask of the method with these settings; by default `fit_for`."""
+        return cls.fit_for
 
     @property
     def needs_classes(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from typing_extensions import override
@@ -10,7 +11,7 @@ from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.strategies.contract_values import Setup
 from wildflower.strategies.exits import by_exit
-from wildflower.strategies.method import P
+from wildflower.strategies.method import P, Traits
 from wildflower.strategies.pricing import fits
 from wildflower.strategies.submodel import SubModelMethod
 
@@ -46,9 +47,9 @@ class OneArchitecture(SubModelMethod[P]):
 
     @override
     @classmethod
-    def check(cls, params: P, *, both_models: bool) -> None:
-        if both_models and cls.returns_changes:
-            raise ValueError(f"both-models = True: {cls.name()} puts together changes of one model: leave it false")
+    def traits(cls, params: P) -> Traits:
+        why = f"{cls.name()} puts together changes of one model: leave it false" if cls.returns_changes else ""
+        return replace(super().traits(params), one_model=why or cls.fit_for.one_model)
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """Return the one architecture, for every device or for those that can afford it."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from typing_extensions import override
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
@@ -104,6 +103,8 @@ class QFedAvg(OneArchitecture[QFedAvgParams]):
     """w <- w - sum_k Delta_k / sum_k h_k over the round's devices. Every device trains the whole model."""
 
     params_type: ClassVar[type[Params]] = QFedAvgParams
+    # Its step is a quotient of two sums over the devices.
+    fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False)
     returns_changes: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: QFedAvgParams) -> None:
@@ -113,12 +114,6 @@ class QFedAvg(OneArchitecture[QFedAvgParams]):
                 "which is one number for all parts: leave learning-rates out"
             )
         super().__init__(setup, params)
-
-    @override
-    @classmethod
-    def traits(cls, params: QFedAvgParams) -> Traits:
-        # Its step is a quotient of two sums over the devices.
-        return replace(super().traits(params), averages=False)
 
     def client_step(self, order: Order) -> ClientStep:
         """Training whose change is weighed by the loss."""

@@ -102,6 +102,8 @@ class Scaffold(OneArchitecture[ScaffoldParams]):
     """
 
     params_type: ClassVar[type[Params]] = ScaffoldParams
+    # c must stay the mean of the devices' control variates.
+    fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False)
     returns_changes: ClassVar[bool] = True
     only_sgd: ClassVar[bool] = True
 
@@ -109,12 +111,6 @@ class Scaffold(OneArchitecture[ScaffoldParams]):
         super().__init__(setup, params)
         self.control = zeros(learned(self.weights))
         self.control_mean = CoordinateMean(self.control)
-
-    @override
-    @classmethod
-    def traits(cls, params: ScaffoldParams) -> Traits:
-        # c must stay the mean of the devices' control variates.
-        return replace(super().traits(params), averages=False)
 
     def client_step(self, order: Order) -> ClientStep:
         """Training under control variates."""

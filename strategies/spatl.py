@@ -145,6 +145,8 @@ class Spatl(OneArchitecture[SpatlParams]):
     """
 
     params_type: ClassVar[type[Params]] = SpatlParams
+    # Control variates rely on its being the mean.
+    fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True)
     returns_changes: ClassVar[bool] = True
     only_sgd: ClassVar[bool] = True
 
@@ -166,12 +168,6 @@ class Spatl(OneArchitecture[SpatlParams]):
         )
         self.control_mean = CoordinateMean(self.control)
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
-
-    @override
-    @classmethod
-    def traits(cls, params: SpatlParams) -> Traits:
-        # Control variates rely on its being the mean.
-        return replace(super().traits(params), averages=False, personal=True)
 
     def client_step(self, order: Order) -> SalientTraining:
         """Training under control variates; salient channels come back."""

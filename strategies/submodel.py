@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
-from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights
@@ -112,16 +112,13 @@ class SubModelMethod(CandidateMethod[P]):
     are scored.
     """
 
+    fit_for: ClassVar[Traits] = Traits(averages=True, takes_initial_weights=True)
+
     def __init__(self, setup: Setup, params: P, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, params, candidates)
         self.weights = first_weights(setup)
         self.mean = self.running_mean(self.weights)
         self.scored_family = setup.family
-
-    @override
-    @classmethod
-    def traits(cls, params: P) -> Traits:
-        return Traits(averages=True, takes_initial_weights=True)
 
     def payload(self, group: Group) -> TensorSets:
         """Return the group's cut of the global model."""

@@ -24,6 +24,8 @@ class Traits:
         helps_below_smallest: devices below the smallest architecture train where `below-smallest` is "smallest".
         public_when: the values that its settings have where it learns from `Setup.public`, by their fields' names: {}
             where it always does, None where it never does. A run whose public data nothing would read is refused.
+        one_model: why no device can train a second model beside its own (`both-models`), and what to do; "" where one
+            can.
     """
 
     averages: bool = False
@@ -33,6 +35,7 @@ class Traits:
     takes_initial_weights: bool = False
     helps_below_smallest: bool = True
     public_when: Mapping[str, Any] | None = None
+    one_model: str = ""
 
     @property
     def tells_means_only(self) -> bool:

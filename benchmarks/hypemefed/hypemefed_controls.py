@@ -20,17 +20,14 @@ from wildflower.strategies.hypemefed.guesses import HypeMeFedParams, Upload, rea
 from wildflower.strategies.hypemefed.hypemefed import HypeMeFed
 from wildflower.strategies.hypemefed.layer_hypernetwork import Factors, LowRankHypernetwork, Reading
 from wildflower.strategies.hypemefed.pairs_of_layers import Source
-from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, State, Trained, Training
+from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, State, Trained, Training, Traits
 from wildflower.strategies.params import Params
 
 
 class Owners(HypeMeFed):
     """Nothing stands for layers that a device lacks: they are the mean over their owners."""
 
-    @override
-    @classmethod
-    def check(cls, params: HypeMeFedParams, *, both_models: bool) -> None:
-        """All goes together."""
+    fit_for: ClassVar[Traits] = replace(HypeMeFed.fit_for, one_model="")
 
     @override
     def guessed_from(self) -> dict[int, dict[str, Source]]:
@@ -122,12 +119,10 @@ class UnmergedTraining(Training):
 class DeepestExit(HypeMeFed):
     """Devices train their deepest exit only, and early heads are those of the devices that stop there."""
 
-    @override
-    @classmethod
-    def check(cls, params: HypeMeFedParams, *, both_models: bool) -> None:
-        super().check(params, both_models=both_models)
+    def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
         if params.generate == "all":
             raise ValueError("generate = 'all' guesses a head from the one before it, which nobody trains here")
+        super().__init__(setup, params)
 
     @override
     def client_step(self, order: Order) -> ClientStep:

@@ -77,7 +77,13 @@ class HypeMeFed(ExitsMethod[HypeMeFedParams]):
     """
 
     params_type: ClassVar[type[Params]] = HypeMeFedParams
-
+    # Hypernetworks learn from every device's own tensors as well.
+    fit_for: ClassVar[Traits] = replace(
+        ExitsMethod.fit_for,
+        averages=False,
+        one_model="hypemefed would count a device that trains two models twice in the deep layers, with its own and "
+        "with what it guesses for its smaller one: leave it false",
+    )
     reading_type: ClassVar[type[Reading]] = Reading
 
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
@@ -94,24 +100,9 @@ class HypeMeFed(ExitsMethod[HypeMeFedParams]):
             for exit, pairs in follow(self.family, self.params.generate).items()
         }
 
-    @classmethod
-    def check(cls, params: HypeMeFedParams, *, both_models: bool) -> None:
-        """A device that trains two models would count twice in the layers that are guessed."""
-        if both_models:
-            raise ValueError(
-                "both-models = True: hypemefed would count a device that trains two models twice in the deep layers, "
-                "with its own and with what it guesses for its smaller one: leave it false"
-            )
-
     def client_step(self, order: Order) -> ClientStep:
         """The sum of the losses of all exits that the device has."""
         return SumOfExits()
-
-    @override
-    @classmethod
-    def traits(cls, params: HypeMeFedParams) -> Traits:
-        # Hypernetworks learn from every device's own tensors as well.
-        return replace(super().traits(params), averages=False)
 
     def absorb(self, contribution: Contribution) -> None:
         """Add what the device trained to the running means, and keep what hypernetworks read."""

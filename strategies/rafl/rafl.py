@@ -35,7 +35,7 @@ from wildflower.strategies.method import (
 from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import fits
 from wildflower.strategies.rafl.personal_search import PersonalSearch, measured_pairs, space_of
-from wildflower.strategies.rafl.rafl_params import RaFLParams, check_together
+from wildflower.strategies.rafl.rafl_params import RaFLParams
 from wildflower.strategies.rafl.two_networks import KnowledgeNetwork, TwoNetworks, has_statistics
 from wildflower.strategies.search import PoolSearch
 from wildflower.strategies.submodel import CandidateMethod, first_weights
@@ -57,6 +57,12 @@ class RaFL(CandidateMethod[RaFLParams]):
     params_type: ClassVar[type[Params]] = RaFLParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
+    fit_for: ClassVar[Traits] = Traits(
+        personal=True,
+        takes_initial_weights=True,
+        public_when={"fusion": "ensemble"},
+        one_model="rafl gives every device a personal model and the knowledge network: leave it false",
+    )
 
     def __init__(self, setup: Setup, params: RaFLParams) -> None:
         if setup.family.freeze:
@@ -89,18 +95,6 @@ class RaFL(CandidateMethod[RaFLParams]):
     def family_defaults(cls, params: RaFLParams) -> dict[str, Any]:
         # Where layers may be left out, what passes through their place is bounded.
         return {"scaler": False, **({"activation": "relu6"} if 0 in params.shares else {})}
-
-    @override
-    @classmethod
-    def traits(cls, params: RaFLParams) -> Traits:
-        return Traits(personal=True, takes_initial_weights=True, public_when={"fusion": "ensemble"})
-
-    @override
-    @classmethod
-    def check(cls, params: RaFLParams, *, both_models: bool) -> None:
-        if both_models:
-            raise ValueError("both-models = True: rafl gives every device a personal model and the knowledge network")
-        check_together(params)
 
     @override
     def start(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from wildflower.strategies.params import Numbers, Params, Shares, to_scalar
 
@@ -54,24 +54,25 @@ class RaFLParams(Params):
         "public.task (b)",
     )
 
-
-def check_together(params: RaFLParams) -> None:
-    """Raise ValueError if a setting is given that others say is not read."""
-    if params.space == "once-for-all" and params.shares != RaFLParams.model_fields["shares"].default:
-        raise ValueError(
-            f"rafl.shares = {to_scalar(params.shares)!r}: rafl.space = 'once-for-all' does not read it, because the "
-            "family says which sub-networks there are: leave it out, or set rafl.space = 'shares'"
-        )
-    if not params.macs:
-        return
-    low, high = params.macs[0], params.macs[-1]
-    if len(params.macs) > 2 or not 0 < low <= high < math.inf:
-        raise ValueError(
-            f"rafl.macs = {to_scalar(params.macs)!r}: must be one number above 0, or the least and the most, such as "
-            "'28e6, 66e6'"
-        )
-    if params.searcher != "evolution":
-        raise ValueError(
-            f"rafl.macs = {to_scalar(params.macs)!r}: rafl.searcher = {params.searcher!r} does not limit "
-            "multiplications: set rafl.searcher = 'evolution'"
-        )
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        """Refuse settings that others say are not read."""
+        if self.space == "once-for-all" and self.shares != type(self).model_fields["shares"].default:
+            raise ValueError(
+                f"rafl.shares = {to_scalar(self.shares)!r}: rafl.space = 'once-for-all' does not read it, because the "
+                "family says which sub-networks there are: leave it out, or set rafl.space = 'shares'"
+            )
+        if not self.macs:
+            return self
+        low, high = self.macs[0], self.macs[-1]
+        if len(self.macs) > 2 or not 0 < low <= high < math.inf:
+            raise ValueError(
+                f"rafl.macs = {to_scalar(self.macs)!r}: must be one number above 0, or the least and the most, such as "
+                "'28e6, 66e6'"
+            )
+        if self.searcher != "evolution":
+            raise ValueError(
+                f"rafl.macs = {to_scalar(self.macs)!r}: rafl.searcher = {self.searcher!r} does not limit "
+                "multiplications: set rafl.searcher = 'evolution'"
+            )
+        return self

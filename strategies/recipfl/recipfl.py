@@ -12,7 +12,6 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights
@@ -72,6 +71,11 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     """
 
     params_type: ClassVar[type[Params]] = RecipFLParams
+    fit_for: ClassVar[Traits] = Traits(
+        personal=True,
+        takes_initial_weights=True,
+        one_model="recipfl says itself what strong devices train: leave it false, and see recipfl.transfer",
+    )
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
         check_installed("torch_geometric", "the hypernetwork of strategy = 'recipfl'")
@@ -100,20 +104,6 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     def made_hypernetwork(self) -> Hypernetwork:
         """Return a new hypernetwork for the candidates' graphs."""
         return Hypernetwork(self.graphs.values(), self.params, classes=self.family.classes)
-
-    @override
-    @classmethod
-    def traits(cls, params: RecipFLParams) -> Traits:
-        return Traits(personal=True, takes_initial_weights=True)
-
-    @classmethod
-    def check(cls, params: RecipFLParams, *, both_models: bool) -> None:
-        """Refuse `both_models`: what strong devices train follows from `transfer`."""
-        if both_models:
-            raise ValueError(
-                "both-models = True: recipfl says itself what strong devices train: leave it false, and see "
-                "recipfl.transfer"
-            )
 
     def start(self) -> None:
         """Log how large the hypernetwork is, and what it does not generate."""

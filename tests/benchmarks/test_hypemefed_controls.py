@@ -18,7 +18,6 @@ from benchmarks.hypemefed.hypemefed_controls import (
 )
 from tests.strategies.by_hand import TwoExits, loss_of
 from tests.strategies.hypemefed.test_hypemefed import VGG, after, hypemefed, update
-from wildflower.strategies.hypemefed import HypeMeFedParams
 from wildflower.strategies.hypemefed import guesses as guesses_module
 from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork
 from wildflower.strategies.method import Order
@@ -117,9 +116,9 @@ def test_without_exits_early_heads_are_those_of_the_devices_that_stop_there(tmp_
     assert weights["head.classifier.weight"] == [1.0]
 
 
-def test_heads_are_not_guessed_where_early_ones_are_not_trained():
+def test_heads_are_not_guessed_where_early_ones_are_not_trained(tmp_path):
     with pytest.raises(ValueError, match="generate = 'all' guesses a head from the one before it"):
-        DeepestExit.check(HypeMeFedParams(generate="all"), both_models=False)
+        control(DeepestExit, tmp_path, generate="all")
 
 
 def test_without_hypernetworks_none_are_kept(tmp_path):

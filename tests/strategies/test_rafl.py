@@ -696,7 +696,7 @@ def test_multiplications_may_be_limited_for_each_device():
         ({"macs": (5e6,), "searcher": "exact"}, "does not limit multiplications"),
     ):
         with pytest.raises(ValueError, match=said):
-            RaFL.check(params.model_copy(update=wrong), both_models=False)
+            RaFLParams(**params.model_dump() | wrong)
 
 
 def test_evolution_searches_shares_too():

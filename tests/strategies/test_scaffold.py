@@ -121,5 +121,4 @@ def test_a_bound_on_weights_is_refused():
     bounded = replace(bounded, settings=replace(bounded.settings, norm_bound=1.0))
     with pytest.raises(ValueError, match=r"set aggregation\.norm-bound = 0"):
         Scaffold(bounded, ScaffoldParams())
-    with pytest.raises(ValueError, match="both-models"):
-        Scaffold.check(ScaffoldParams(), both_models=True)
+    assert Scaffold.traits(ScaffoldParams()).one_model == "scaffold puts together changes of one model: leave it false"
