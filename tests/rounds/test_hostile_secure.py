@@ -19,8 +19,8 @@ from wildflower.messages.masks import Secrets, digest_of_members, hash_of_share,
 from wildflower.messages.orders import KeyAnswer, KeyReply, Member, Reply
 from wildflower.messages.wire import from_records, to_records
 from wildflower.rounds.engine import Engine
+from wildflower.rounds.hooks import RoundResult
 from wildflower.rounds.quarantine import MAX_REFUSALS
-from wildflower.rounds.round_records import RoundResult
 
 LIAR = 2  # among the first seven, whose shares are tried first
 TEN = {

@@ -22,14 +22,24 @@ from wildflower.rounds.asking import Asking
 from wildflower.rounds.delivery import evenly_spread
 from wildflower.rounds.evaluation import Evaluating, Scorer
 from wildflower.rounds.exchange import Failure
-from wildflower.rounds.hooks import HookError, Round, RoundHook, check_devices, check_metrics, each, name_of, naming
+from wildflower.rounds.hooks import (
+    HookError,
+    Round,
+    RoundHook,
+    RoundResult,
+    check_devices,
+    check_metrics,
+    each,
+    name_of,
+    naming,
+)
 from wildflower.rounds.lateness import drop_late, simulated_seconds
 from wildflower.rounds.layout_check import dry_run_payload
 from wildflower.rounds.own_data import OwnData
 from wildflower.rounds.population import Population
 from wildflower.rounds.replies import Checked
 from wildflower.rounds.requests import Assignment
-from wildflower.rounds.round_records import RoundResult, device_record, round_record
+from wildflower.rounds.round_records import device_record, round_record
 from wildflower.rounds.scores import Evaluation, Personal
 from wildflower.rounds.sending import Sending
 from wildflower.strategies.method import Method, State, Trained
@@ -227,20 +237,7 @@ class Engine:
 
     def record(self, round: Round, evaluation: Evaluation | None, personal: Personal | None) -> RoundResult:
         """Sum a round up for the journal."""
-        record = round_record(
-            round.asked,
-            strategy=self.method.name(),
-            task=self.settings.task_name,
-            metric=self.settings.metric,
-            evaluation=evaluation,
-            personal=personal,
-            traffic=round.traffic,
-            simulated_seconds=self.population.now_seconds,
-            wall_seconds=time.perf_counter() - round.started,
-            server_seconds=self.method.stopwatch.seconds,
-            metrics=round.metrics,
-            privacy=self.settings.privacy,
-        )
+        record = round_record(round, evaluation, personal)
         return RoundResult(record, [device_record(round.number, a) for a in round.assignments])
 
     # Checkpoints

@@ -20,9 +20,8 @@ from wildflower.messages.flower_records import release
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.exchange import failure_of, stranger
-from wildflower.rounds.hooks import Round
+from wildflower.rounds.hooks import Round, RoundResult
 from wildflower.rounds.requests import Assignment, devices_that_trained
-from wildflower.rounds.round_records import RoundResult
 
 
 @dataclass

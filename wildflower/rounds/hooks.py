@@ -19,9 +19,20 @@ from wildflower.plugins.reference import one_sentence
 from wildflower.rounds.population import Population
 from wildflower.rounds.replies import Checked
 from wildflower.rounds.requests import Assignment, Work
-from wildflower.rounds.round_records import RoundResult
 from wildflower.strategies.method import Method
 from wildflower.strategies.run_settings import RoundSettings
+
+
+@dataclass
+class RoundResult:
+    """A finished round: its line of rounds.jsonl, and its devices' lines of devices.jsonl.
+
+    stopped: why a hook ends the run after this round; "" where it goes on.
+    """
+
+    record: dict[str, Any]
+    devices: list[dict[str, Any]]
+    stopped: str = ""
 
 
 @dataclass

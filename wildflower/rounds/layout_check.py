@@ -89,17 +89,11 @@ def dry_run_privacy(method: Method) -> None:
     """Raise DryRunError where a differentially private run's devices would tell what no noise is added to."""
     if method.settings.privacy is None:
         return
-    told: list[str] = []
-    for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
-        local = method.client_step(Order(0, architecture))
-        _, returned = tensor_sets_of(local, method.family, architecture)
+    told = []
+    for returned in _returned(method):
         if len(returned) != 1 or any(tensor_set.merge is None for tensor_set in returned.values()):
             told.append(f"the tensor sets {sorted(returned)} in place of one that is added up")
-        told += [f"the fact {name!r}" for name in local.facts(method.family)]
-    if method.first_question is not None:
-        told.append("an answer to its first question")
-    if method.scored_on_devices() is not None:
-        told.append("scores of models of their own")
+    told += _told_beside(method)
     families = [method.family, *(model.family for model in method.models([method.scored_architecture]).values())]
     if any(name.endswith(STATISTICS) for f in families for name in f.tensors(method.scored_architecture)):
         told.append(
@@ -117,18 +111,9 @@ def dry_run_secure(method: Method) -> None:
     """Raise DryRunError where devices would tell more than sums of what they return."""
     if not method.settings.secure_minimum:
         return
-    told: list[str] = []
-    for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
-        local = method.client_step(Order(0, architecture))
-        _, returned = tensor_sets_of(local, method.family, architecture)
-        told += [
-            f"the tensor set {name!r} by itself" for name, tensor_set in returned.items() if tensor_set.merge is None
-        ]
-        told += [f"the fact {name!r}" for name in local.facts(method.family)]
-    if method.first_question is not None:
-        told.append("an answer to its first question")
-    if method.scored_on_devices() is not None:
-        told.append("scores of models of their own")
+    every = [item for returned in _returned(method) for item in returned.items()]
+    told = [f"the tensor set {name!r} by itself" for name, tensor_set in every if tensor_set.merge is None]
+    told += _told_beside(method)
     for model in method.models([method.scored_architecture]).values():
         names = model.family.tensors(model.architecture)
         if any(name.endswith(STATISTICS) and name not in model.weights for name in names):
@@ -138,6 +123,24 @@ def dry_run_secure(method: Method) -> None:
             f"secure-aggregation lets the server see sums only, and under {method.name()} every device returns "
             f"{told[0]}: see docs/secure-aggregation.md"
         )
+
+
+def _returned(method: Method) -> list[dict[str, TensorSet]]:
+    """The tensor sets that devices return of the smallest and of the largest model."""
+    both = dict.fromkeys([method.smallest_architecture, method.scored_architecture])
+    return [tensor_sets_of(method.client_step(Order(0, a)), method.family, a)[1] for a in both]
+
+
+def _told_beside(method: Method) -> list[str]:
+    """What devices tell beside tensor sets, each by itself."""
+    both = (method.smallest_architecture, method.scored_architecture)
+    names = dict.fromkeys(name for a in both for name in method.client_step(Order(0, a)).facts(method.family))
+    told = [f"the fact {name!r}" for name in names]
+    if method.first_question is not None:
+        told.append("an answer to its first question")
+    if method.scored_on_devices() is not None:
+        told.append("scores of models of their own")
+    return told
 
 
 @contextmanager

@@ -109,11 +109,9 @@ class Population(ABC):
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing | None:
         """Return how long the device takes in simulated time; None on hardware, where the clock on the wall tells."""
 
-    @abstractmethod
     def replied(self, device: int, report: DeviceReport) -> None:
-        """A device sent a new report with its update."""
+        """A device sent a new report with its update; of a simulated one the fleet file knows."""
 
-    @abstractmethod
     def ask_again(self, device: int) -> None:
         """Trust no more what a device last reported: ask it before it is sampled again."""
 
@@ -129,19 +127,19 @@ class Population(ABC):
         """The nodes that are asked nothing any more, and why; workers of a simulation never are."""
         return {}
 
-    @abstractmethod
     def check_report(self, device: int, report: DeviceReport) -> None:
-        """Raise MessageError where the report of an update cannot be of the node that carries the device."""
+        """Raise MessageError where the report of an update cannot be of the node that carries the device.
 
-    @abstractmethod
+        What a population has to do about single nodes it does here and in the next three: workers of a simulation are
+        our own.
+        """
+
     def refused(self, node: int, why: str, *, lied: bool = False) -> None:
         """The server has refused a reply of a node."""
 
-    @abstractmethod
     def accepted(self, node: int) -> None:
         """A reply of a node was good."""
 
-    @abstractmethod
     def release(self, nodes: Iterable[int]) -> None:
         """Ask nodes again that were quarantined."""
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import resource
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from wildflower.messages.tensor_sets import nbytes
+from wildflower.rounds.hooks import Round
 from wildflower.rounds.requests import Assignment, Orders, Work, by_device
 from wildflower.rounds.scores import Evaluation, Personal
 from wildflower.strategies.pricing import fits
-from wildflower.strategies.privacy import Privacy
 from wildflower.strategies.statistics import TakeStatistics
-from wildflower.tasks.metrics import Metric
 
 # Of a round, as far as the server works; a method may name parts of its own beside them.
 PARTS = ("assign", "payload", "absorb", "finish", "evaluate")
@@ -27,18 +26,12 @@ TRAFFIC = (
     *("statistics_bytes_down", "statistics_bytes_up"),
     "scoring_bytes_down",
 )
-
-
-@dataclass
-class RoundResult:
-    """A finished round: its line of rounds.jsonl, and its devices' lines of devices.jsonl.
-
-    stopped: why a hook ends the run after this round; "" where it goes on.
-    """
-
-    record: dict[str, Any]
-    devices: list[dict[str, Any]]
-    stopped: str = ""
+# What the line of a round says of its evaluations as they say it.
+OF_EVALUATION = (
+    *("score", "loss", "score_by_tier", "score_by_exit", "accuracy_by_class", "score_by_device"),
+    *("worst_device", "worst_score", "scored_devices"),
+)
+OF_PERSONAL = ("score", "score_by_tier", "score_by_device", "score_by_network", "devices", "failed")
 
 
 def count_work(traffic: Counter[str], work: Work) -> None:
@@ -60,21 +53,7 @@ def count_scoring(traffic: Counter[str], orders: Orders) -> None:
             traffic["scoring_bytes_down"] += nbytes(orders.groups[a.group].sent) + a.frozen.nbytes
 
 
-def round_record(
-    work: Work,
-    *,
-    strategy: str,
-    task: str,
-    metric: Metric,
-    evaluation: Evaluation | None,
-    personal: Personal | None,
-    traffic: Counter[str],
-    simulated_seconds: float,
-    wall_seconds: float,
-    server_seconds: Mapping[str, float],
-    metrics: Mapping[str, float | None],
-    privacy: Privacy | None,
-) -> dict[str, Any]:
+def round_record(round: Round, evaluation: Evaluation | None, personal: Personal | None) -> dict[str, Any]:
     """One line of rounds.jsonl. Utilisation is the mean over the devices that trained, each of its own budget.
 
     A device is below the smallest where it got nothing, or got what it cannot afford: a strategy does neither to a
@@ -82,7 +61,8 @@ def round_record(
     Devices are counted, not orders: one counts as trained that did any of its orders, else by its first. Of the orders
     that a device did, the largest memory and the sum of the payloads count, of the link that is used more.
     """
-    delivered = evaluation.delivered if evaluation else None
+    work, settings, delivered = round.asked, round.settings, evaluation.delivered if evaluation else None
+    privacy = settings.privacy
     trained = by_device(a for a in work.assignments if a.outcome == "trained")
     first = [orders[0] for orders in by_device(work.assignments).values()]
     outcomes = Counter(a.outcome.split(":")[0] for a in first if a.device not in trained)
@@ -94,30 +74,17 @@ def round_record(
     link = [share for orders in trained.values() if (share := _link_share(orders)) is not None]
     return {
         "round": work.round,
-        "strategy": strategy,
-        "task": task,
-        "metric": metric.name,
-        "higher_is_better": metric.scale.higher_is_better,
-        "score": evaluation.score if evaluation else None,
-        "loss": evaluation.loss if evaluation else None,
-        "score_by_tier": evaluation.score_by_tier if evaluation else None,
-        "score_by_exit": evaluation.score_by_exit if evaluation else None,
+        "strategy": round.method.name(),
+        "task": settings.task_name,
+        "metric": settings.metric.name,
+        "higher_is_better": settings.metric.scale.higher_is_better,
+        **{name: getattr(evaluation, name, None) for name in OF_EVALUATION},
         "delivered_score": delivered.score if delivered else None,
         "delivered_score_by_tier": delivered.score_by_tier if delivered else None,
         "delivered_devices": delivered.devices if delivered else None,
         "devices_without_model": delivered.without if delivered else None,
         "devices_beyond_budget": delivered.beyond if delivered else None,
-        "accuracy_by_class": evaluation.accuracy_by_class if evaluation else None,
-        "score_by_device": evaluation.score_by_device if evaluation else None,
-        "worst_device": evaluation.worst_device if evaluation else None,
-        "worst_score": evaluation.worst_score if evaluation else None,
-        "scored_devices": evaluation.scored_devices if evaluation else None,
-        "personal_score": personal.score if personal else None,
-        "personal_score_by_tier": personal.score_by_tier if personal else None,
-        "personal_score_by_device": personal.score_by_device if personal else None,
-        "personal_score_by_network": personal.score_by_network if personal else None,
-        "personal_devices": personal.devices if personal else None,
-        "personal_failed": personal.failed if personal else None,
+        **{f"personal_{name}": getattr(personal, name, None) for name in OF_PERSONAL},
         "epsilon": privacy.account.epsilon() if privacy else None,
         "delta": privacy.delta if privacy else None,
         "noised_releases": len(privacy.account.releases) if privacy else None,
@@ -128,14 +95,14 @@ def round_record(
         "devices_bounded": len({a.device for a in work.assignments if a.update is not None and a.update.bounded}),
         "devices_state_lost": len({a.device for a in work.assignments if a.update is not None and a.update.state_lost}),
         "devices_below_smallest": sum(a.given is None or not fits(a.given.cost, a.budget) for a in first),
-        **{key: traffic[key] for key in TRAFFIC},
+        **{key: round.traffic[key] for key in TRAFFIC},
         "memory_utilisation": sum(memory) / len(memory) if memory else None,
         "bandwidth_utilisation": sum(link) / len(link) if link else None,
         "distinct_architectures": len({a.task.architecture for orders in trained.values() for a in orders}),
-        "simulated_seconds": simulated_seconds,
-        "wall_seconds": wall_seconds,
-        "server_seconds": dict.fromkeys(PARTS, 0.0) | dict(server_seconds),
-        "metrics": dict(metrics),
+        "simulated_seconds": round.population.now_seconds,
+        "wall_seconds": time.perf_counter() - round.started,
+        "server_seconds": dict.fromkeys(PARTS, 0.0) | round.method.stopwatch.seconds,
+        "metrics": dict(round.metrics),
         "server_peak_rss_bytes": peak_rss_bytes(),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any
 
@@ -159,30 +159,6 @@ class SimulatedDevices(Population):
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
         """Download, training and upload under the device's links and speed, from now on."""
         return self.clock.timing(self.fleet, device, bytes_down=bytes_down, flops=flops, bytes_up=bytes_up)
-
-    @override
-    def replied(self, device: int, report: DeviceReport) -> None:
-        """Simulated devices send none: the fleet file knows."""
-
-    @override
-    def ask_again(self, device: int) -> None:
-        """The fleet file still holds."""
-
-    @override
-    def check_report(self, device: int, report: DeviceReport) -> None:
-        """The workers are our own."""
-
-    @override
-    def refused(self, node: int, why: str, *, lied: bool = False) -> None:
-        """The workers are our own."""
-
-    @override
-    def accepted(self, node: int) -> None:
-        """The workers are our own."""
-
-    @override
-    def release(self, nodes: Iterable[int]) -> None:
-        """No worker is ever quarantined."""
 
     def _still_there(self, grid: Grid) -> list[int]:
         """The nodes of before that are connected; others take the places of those that are not, and of no other."""
