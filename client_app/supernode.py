@@ -14,6 +14,8 @@ has started the node, systemd or Docker, starts it again.
 
 It answers for a message whose process was killed before it had read it, which Flower 1.42 forgets.
 
+It asks for messages less and less often while none come, so that a SuperLink serves a thousand nodes (`asking_less`).
+
 It sends a request again where the server closes the connection, also under TLS (`wildflower.messages.retries`). Where
 the server does not let it in, it says why, and ends with a code of its own (`wildflower.client_app.admission`).
 
@@ -25,10 +27,12 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,6 +56,9 @@ from wildflower.messages.retries import retry_closed_connections
 # 5 MB, two need 2.8 Mbit/s for that, and what comes too late is sent again.
 PIECE_BYTES = 2**20
 STARTER = Path(__file__).with_name("starter.py")
+# Flower's nodes ask every 3 s, for which a SuperLink of a thousand has no time. Here a node waits for a tenth of the
+# time that it has had no message, so that a message comes at most so much later than it could.
+FLOWERS_POLL_SECONDS, LONGEST_POLL_SECONDS, IDLE_SHARE = 3.0, 30.0, 0.1
 INSTALLING = "--allow-runtime-dependency-installation"
 
 Pull = Callable[..., int | None]
@@ -86,6 +93,32 @@ def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
         return run_id
 
     return pull_or_let_go
+
+
+def asking_less(
+    pull: Pull,
+    sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+    draw: Callable[[float, float], float] = random.uniform,
+) -> Pull:
+    """Return Flower's function that pulls a message, which waits where none have come for long.
+
+    Flower waits for 3 s itself. `draw` keeps nodes apart that were started together.
+    """
+    idle_since, worked = now(), False
+
+    def pull_or_wait(**others: Any) -> int | None:
+        nonlocal idle_since, worked
+        if worked:
+            idle_since = now()
+        run_id = pull(**others)
+        worked = run_id is not None
+        seconds = min(IDLE_SHARE * (now() - idle_since), LONGEST_POLL_SECONDS) * draw(0.8, 1.2)
+        if not worked and seconds > FLOWERS_POLL_SECONDS:
+            sleep(seconds - FLOWERS_POLL_SECONDS)
+        return run_id
+
+    return pull_or_wait
 
 
 def answering_for_killed(expired: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
@@ -228,7 +261,7 @@ def main() -> None:
     started: list[subprocess.Popen[Any]] = []  # none with --isolation process
     setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
     pull = taking_submitted(start_client_internal._pull_and_store_message)
-    start_client_internal._pull_and_store_message = letting_go(pull, started)
+    start_client_internal._pull_and_store_message = asking_less(letting_go(pull, started))
     setattr(start_client_internal, "_verify_fab", verifying(start_client_internal._verify_fab))  # noqa: B010
     expired = InMemoryNodeState._on_task_tokens_expired
     setattr(InMemoryNodeState, "_on_task_tokens_expired", answering_for_killed(expired))  # noqa: B010

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import ssl
@@ -76,13 +77,14 @@ class Deployment:
         again: bool = False,
         environment: Mapping[str, str] | None = None,
         log: str = "",
+        key: int | None = None,
         options: Sequence[str] = (),
-        **config: str,
+        **config: str | float,
     ) -> subprocess.Popen[bytes]:
         """Start the SuperNode of a device.
 
         Args:
-            device: also the number of its key.
+            device: also the number of its key, unless `key` is another.
             of: how many devices there are.
             again: it is started again whenever it ends, and is not waited for.
             environment: more of it.
@@ -92,13 +94,13 @@ class Deployment:
         """
         port = free_port()
         own = {"state-dir": str(self.folder / f"node-{device}"), **config}
-        words = [f"partition-id={device}", f"num-partitions={of}", *(f'{key}="{value}"' for key, value in own.items())]
+        words = [f"partition-id={device}", f"num-partitions={of}", *(f"{k}={json.dumps(v)}" for k, v in own.items())]
         process = self._start(
             log or f"node-{device}.log",
             *(("sh", "-c", AGAIN, "sh") if again else ()),
             *("wildflower-node", "--isolation", "subprocess"),
             *("--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)),
-            *self._node_trust(device),
+            *self._node_trust(device if key is None else key),
             *options,
             *("--node-config", " ".join(words)),
             environment=environment,

@@ -5,8 +5,9 @@ python -m benchmarks.trust.pollers --table         # the table alone
 
 A SuperLink and nginx with deploy/gate.conf are processes of this machine. The second time a server that answers at once
 and says nothing stands in for the SuperLink, so that the gate is measured alone. Devices are threads of four processes
-with Flower's client, a key and a connection of their own; each asks every three seconds and sends a heartbeat every
-thirty, as a SuperNode does. All of it goes over the loopback, and ends by itself after the time that --seconds says.
+with Flower's client, a key and a connection of their own; each asks and says that it is there as often as
+`wildflower-node` does that has had no message for five minutes, or with --ask 3 as one that is in a round. All of it
+goes over the loopback, and ends by itself after the time that --seconds says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -28,16 +30,21 @@ from typing import Any
 import psutil
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.common.constant import HEARTBEAT_BASE_MULTIPLIER, HEARTBEAT_CALL_TIMEOUT, HEARTBEAT_DEFAULT_INTERVAL
 
 from tests.deployment import Deployment, free_port
+from wildflower.client_app.supernode import LONGEST_POLL_SECONDS
 
 RESULTS = Path(__file__).with_name("pollers.json")
 GATE = Path(__file__).parents[2] / "deploy" / "gate.conf"
-PROCESSES, ASK_SECONDS, HEARTBEAT_SECONDS, START_SECONDS = 4, 3.0, 30.0, 20.0
+PROCESSES, START_SECONDS = 4, 60.0
+HEARTBEAT_SECONDS = HEARTBEAT_BASE_MULTIPLIER * (HEARTBEAT_DEFAULT_INTERVAL - HEARTBEAT_CALL_TIMEOUT)
 MOST_DEVICES, MOST_SECONDS = 2000, 300.0
 
 
-def _device(key: Any, address: str, authority: Path, begin: float, end: float, found: dict[str, Any]) -> None:
+def _device(
+    key: Any, address: str, authority: Path, begin: float, end: float, ask_seconds: float, found: dict[str, Any]
+) -> None:
     """Ask for work as a SuperNode does until it is time to end."""
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -67,27 +74,31 @@ def _device(key: Any, address: str, authority: Path, begin: float, end: float, f
             found["errors"][f"{what} {status}"] += 1
             return None
 
-    node, beaten = None, 0.0
+    def later(seconds: float) -> float:
+        return time.time() + seconds * random.uniform(0.8, 1.2)
+
+    node, next_ask, next_beat = None, 0.0, 0.0
     with client:
         while time.time() < end:
             if node is None:
                 request = ActivateNodeRequest(
-                    public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_SECONDS
+                    public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
                 )
                 activated = timed("activate", client.ActivateNode, request)
                 node = Node(node_id=activated.node_id) if activated else None
-                beaten = time.monotonic()
-            else:
+                next_ask, next_beat = later(ask_seconds), later(HEARTBEAT_SECONDS)
+            elif time.time() >= next_ask:
                 timed("ask", client.PullMessages, PullMessagesRequest(node=node))
-                if time.monotonic() - beaten > HEARTBEAT_SECONDS:
-                    beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_SECONDS)
-                    timed("heartbeat", client.SendNodeHeartbeat, beat)
-                    beaten = time.monotonic()
-            time.sleep(max(0.0, min(ASK_SECONDS, end - time.time())))
+                next_ask = later(ask_seconds)
+            elif time.time() >= next_beat:
+                beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+                timed("heartbeat", client.SendNodeHeartbeat, beat)
+                next_beat = later(HEARTBEAT_SECONDS)
+            time.sleep(max(0.0, min(next_ask, next_beat, end) - time.time()))
     found["let in"] += node is not None
 
 
-def _devices(keys: list[bytes], address: str, authority: Path, end: float, results: Any) -> None:
+def _devices(keys: list[bytes], address: str, authority: Path, end: float, ask_seconds: float, results: Any) -> None:
     """Be a part of the devices, a thread each."""
     from cryptography.hazmat.primitives.serialization import load_der_private_key
 
@@ -102,6 +113,7 @@ def _devices(keys: list[bytes], address: str, authority: Path, end: float, resul
                 authority,
                 now + START_SECONDS * place / len(keys),
                 end,
+                ask_seconds,
                 found,
             ),
         )
@@ -141,7 +153,7 @@ def gate(folder: Path, secrets: Path, superlink: int, alone: bool) -> tuple[subp
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), port
 
 
-def measure(folder: Path, devices: int, seconds: float, alone: bool) -> dict[str, Any]:
+def measure(folder: Path, devices: int, seconds: float, ask_seconds: float, alone: bool) -> dict[str, Any]:
     """Let devices ask for work through the gate for some seconds; `alone` without a SuperLink."""
     from cryptography.hazmat.primitives.serialization import NoEncryption, PrivateFormat
 
@@ -169,7 +181,14 @@ def measure(folder: Path, devices: int, seconds: float, alone: bool) -> dict[str
         parts = [
             multiprocessing.get_context("spawn").Process(
                 target=_devices,
-                args=(texts[part::PROCESSES], f"127.0.0.1:{port}", deployment.secrets / "ca.crt", end, results),
+                args=(
+                    texts[part::PROCESSES],
+                    f"127.0.0.1:{port}",
+                    deployment.secrets / "ca.crt",
+                    end,
+                    ask_seconds,
+                    results,
+                ),
             )
             for part in range(PROCESSES)
         ]
@@ -181,6 +200,7 @@ def measure(folder: Path, devices: int, seconds: float, alone: bool) -> dict[str
         spent = _processor_seconds(watched) - before
         return {
             "devices": devices,
+            "seconds between requests": ask_seconds,
             "let in": sum(part["let in"] for part in found),
             "seconds": START_SECONDS + seconds,
             "enrolled in seconds": round(enrolled, 1),
@@ -237,6 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=1000, choices=range(1, MOST_DEVICES + 1), metavar="COUNT")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--ask", type=float, default=LONGEST_POLL_SECONDS, metavar="SECONDS", help="between requests")
     parser.add_argument("--table", action="store_true", help="print the table of what was measured before")
     given = parser.parse_args()
     if not given.table:
@@ -244,7 +265,7 @@ def main() -> None:
         for name, alone in (("gate and SuperLink", False), ("gate alone", True)):
             with tempfile.TemporaryDirectory() as folder:
                 seconds = min(given.seconds, MOST_SECONDS)
-                found[name] = measure(Path(folder) / "pollers", given.devices, seconds, alone)
+                found[name] = measure(Path(folder) / "pollers", given.devices, seconds, given.ask, alone)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(table(json.loads(RESULTS.read_text())))
 

@@ -1,4 +1,6 @@
 import importlib
+import inspect
+import itertools
 import os
 import re
 import signal
@@ -22,8 +24,18 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
 
+from tests.small_run import FakeTime
 from wildflower.client_app import supernode
-from wildflower.client_app.supernode import answering_for_killed, kept_in, lasting, letting_go, port_trouble
+from wildflower.client_app.supernode import (
+    FLOWERS_POLL_SECONDS,
+    LONGEST_POLL_SECONDS,
+    answering_for_killed,
+    asking_less,
+    kept_in,
+    lasting,
+    letting_go,
+    port_trouble,
+)
 
 RUN = 7
 
@@ -91,6 +103,35 @@ def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
     assert [task.status.status for task in state.task_store.values()] == [Status.FINISHED]
 
 
+def test_flower_itself_waits_three_seconds_between_requests_for_a_message():
+    """If this fails, `asking_less` waits for another time than it should."""
+    assert f"time.sleep({FLOWERS_POLL_SECONDS:g})" in inspect.getsource(start_client_internal)
+
+
+def test_a_node_without_messages_asks_less_often_and_is_quick_again_once_one_came():
+    clock, asked, came = FakeTime(), [], [None] * 100 + [RUN] + [None] * 5
+
+    def pull_one():
+        asked.append(clock.now)
+        return came[len(asked) - 1]
+
+    ask = asking_less(pull_one, clock.sleep, clock.monotonic, lambda least, most: 1.0)
+    for number in range(len(came)):
+        if ask() is None:
+            clock.sleep(FLOWERS_POLL_SECONDS)
+        else:
+            clock.sleep(600)  # of work
+        assert len(asked) == number + 1
+    pauses = [later - at for at, later in itertools.pairwise(asked)]
+    assert pauses[0] == pauses[5] == FLOWERS_POLL_SECONDS
+    assert all(
+        pause <= max(FLOWERS_POLL_SECONDS, 0.1 * (at - asked[0]) + 0.01)
+        for at, pause in zip(asked, pauses[:100], strict=False)
+    )
+    assert pauses[99] == LONGEST_POLL_SECONDS
+    assert pauses[101:] == [FLOWERS_POLL_SECONDS] * 4
+
+
 def replies_for_killed(state, expired, monkeypatch):
     """What a node says of a message whose process was killed before it had read it."""
     state.store_message(order(monkeypatch))
@@ -142,11 +183,8 @@ def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(mon
         # The list that `letting_go` looks at is the one that Flower's own call of Popen fills.
         assert start_client_internal.subprocess.Popen is not subprocess.Popen
         start_client_internal.subprocess.Popen(["true"]).wait()
-        [watched] = [
-            c.cell_contents
-            for c in start_client_internal._pull_and_store_message.__closure__
-            if isinstance(c.cell_contents, list)
-        ]
+        asking = inspect.getclosurevars(start_client_internal._pull_and_store_message)
+        watched = inspect.getclosurevars(asking.nonlocals["pull"]).nonlocals["started"]
         assert [process.args for process in watched] == [["true"]]
         started.append(os.environ["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"])
 

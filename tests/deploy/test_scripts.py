@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest, RegisterNodeResponse, UnregisterNodeRequest
@@ -436,6 +437,41 @@ def test_every_device_has_a_kit_of_its_own(own_secrets):
     assert len(seen) == 3
 
 
+def test_the_devices_of_kits_run_signed_apps_alone(own_secrets):
+    code, text = kits(own_secrets, "--trusted", "--count", 1)
+    assert code == 0, text
+    kit = own_secrets / "kits" / "device-0"
+    assert (kit / "trusted.yaml").read_bytes() == (own_secrets / "trusted.yaml").read_bytes()
+    words = shlex.split((kit / "install.txt").read_text())[2:]
+    done = subprocess.run(
+        [DEPLOY / "raspberry-pi/install", "--dry-run", *words], cwd=kit, capture_output=True, text=True
+    )
+    assert "--trusted-entities /etc/wildflower/trusted.yaml " in done.stdout, done.stderr
+    (own_secrets / "trusted.yaml").unlink()
+    code, text = kits(own_secrets, "--trusted", "--count", 1, "--first", 1)
+    assert (code, "deploy/certs --app-key makes it" in text) == (1, True)
+
+
+@pytest.mark.skipif(not shutil.which("docker-compose"), reason="Compose 1.29 reads the file")
+def test_the_nodes_of_compose_run_signed_apps_alone(secrets):
+    trusted = {"WILDFLOWER_TRUSTED": str(secrets / "trusted.yaml"), "WILDFLOWER_APP_KEY": str(secrets / "app.key")}
+    for environment, given in (({}, False), (trusted, True)):
+        command = ["docker-compose", "--profile", "run", "config"]
+        done = subprocess.run(
+            command, cwd=DEPLOY.parent, env=os.environ | environment, capture_output=True, text=True, check=True
+        )
+        found = yaml.safe_load(done.stdout)
+        assert found["secrets"]["app_key"]["file"] == (trusted["WILDFLOWER_APP_KEY"] if given else "/dev/null")
+        for number in range(4):
+            node = found["services"][f"node-{number}"]
+            # What the node's own shell makes of its command, with another program in its place.
+            words = [word.replace("$$", "$").replace("exec wildflower-node", "echo") for word in node["command"]]
+            own = {name: str(value) for name, value in node["environment"].items()}
+            said = subprocess.run(words, env=own | {"PATH": os.environ["PATH"]}, capture_output=True, text=True).stdout
+            assert ("--trusted-entities /run/secrets/trusted_apps" in said) is given
+            assert f"partition-id={number} " in said
+
+
 def test_a_fleet_grows_and_a_key_is_rotated(own_secrets):
     assert kits(own_secrets, "--count", 2)[0] == 0
     before = contents(own_secrets)
@@ -630,8 +666,9 @@ def test_the_commands_of_the_deployment_page_are_there():
     """`make test-compose` runs them; here Compose reads the file, and knows the services that are typed."""
     page = (DEPLOY.parent / "docs" / "deployment.md").read_text().replace("\\\n", " ")
     typed = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    profiles = [part for name in ("run", "shaping", "enrollment") for part in ("--profile", name)]
     found = subprocess.run(
-        ["docker-compose", "--profile", "run", "--profile", "shaping", "config", "--services"],
+        ["docker-compose", *profiles, "config", "--services"],
         cwd=DEPLOY.parent,
         capture_output=True,
         text=True,

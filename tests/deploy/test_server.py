@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-SERVICES = ["superlink", "gate", "bandwidth", "fleet"]
+STARTED = ["superlink", "gate", "bandwidth", "fleet"]
+SERVICES = [*STARTED, "enrollment"]
 FOLDER = "/etc/wildflower-server"
 
 pytestmark = pytest.mark.skipif(
@@ -49,7 +50,10 @@ def test_devices_reach_the_gate_and_runs_are_submitted_on_the_server_alone(writt
     assert "listen 192.0.2.7:8000 ssl;" in written["gate.conf"]
     assert "--address=192.0.2.7:9100" in units["bandwidth"]
     assert "/runs --serve 127.0.0.1:9464 --superlink 127.0.0.1:8001" in units["fleet"]
+    assert "enrollment 127.0.0.1:8001 /etc/wildflower-server --address 192.0.2.7:9200" in units["enrollment"]
     assert all("User=wildflower\n" in unit for unit in units.values())
+    writes = f"ReadWritePaths=/var/lib/wildflower-server {FOLDER}/tokens {FOLDER}/public\n"
+    assert [name for name in SERVICES if writes in units[name]] == ["enrollment"]
     for left in ("/run/secrets", "resolver", "superlink:8000;"):
         assert left not in written["gate.conf"].replace("Host superlink:8000;", "")
 
@@ -79,11 +83,27 @@ def test_systemd_takes_the_units(written, tmp_path):
     assert [line for line in done.stderr.splitlines() if "wildflower" in line] == []
 
 
+def test_enrollment_is_started_by_hand_with_tokens_that_are_nowhere_else(secrets):
+    text = install("--secrets", secrets, "--dry-run")[1]
+    assert [name for name in SERVICES if f"+ systemctl restart wildflower-{name}.service" in text] == STARTED
+    (secrets / "tokens").mkdir()
+    (secrets / "tokens" / "device-0").touch()
+    code, text = install("--enrollment", "--secrets", secrets, "--dry-run")
+    assert code == 0, text
+    there = f"{FOLDER}/tokens/device-0"
+    assert text.splitlines()[:-1] == [
+        f"+ install --owner=wildflower --group=wildflower --mode=0600 {secrets}/tokens/device-0 {there}",
+        f"+ rm {secrets}/tokens/device-0",
+        "+ systemctl start wildflower-enrollment.service",
+    ]
+
+
 def test_what_is_wrong_is_said(secrets, tmp_path):
     for arguments, told in (
         (["--secrets", tmp_path], "there is no ca.crt: deploy/certs makes it"),
         (["--secrets", secrets, "--bind", "fl.example; rm"], "--bind 'fl.example; rm': expected an address"),
         (["--ports", "1"], "unknown argument: --ports"),
+        (["--enrollment", "--secrets", tmp_path], "there are no tokens: deploy/kits --token-days makes them"),
         (["--secrets"], "wants a value"),
     ):
         code, text = (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from wildflower.cli.options import Insecure, RootCertificates, RunDir, deployment_at, print_table
+from wildflower.cli.options import Insecure, RootCertificates, RunDir, Sign, deployment_at, print_table
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def deliver(
     ] = None,
     root_certificates: RootCertificates = None,
     insecure: Insecure = False,
+    sign: Sign = None,
     file_format: Annotated[str, typer.Option("--format", help="pt2, onnx or pte (docs/export.md).")] = "pt2",
 ) -> None:
     """Give each device the model of its tier: each checks it, and uses it unless it is worse than the one in use.
@@ -35,7 +36,7 @@ def deliver(
 
     if file_format not in get_args(ProgramFormat):
         raise UserError(f"--format {file_format!r}: must be one of {', '.join(get_args(ProgramFormat))}")
-    deployment = None if superlink is None else deployment_at(superlink, root_certificates, insecure)
+    deployment = None if superlink is None else deployment_at(superlink, root_certificates, insecure, sign)
     if deployment is not None:
         _check_ended(run_dir)
     version = _write(run_dir, cast("ProgramFormat", file_format))

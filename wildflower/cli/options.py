@@ -32,10 +32,15 @@ WhichModel = Annotated[
 RootCertificates = Annotated[
     Path | None, typer.Option(help="PEM file of the authority that signed the SuperLink's certificate.")
 ]
+Sign = Annotated[
+    Path | None, typer.Option(metavar="KEY", help="Sign the app, for devices that run signed apps only: app.key.")
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to the SuperLink without TLS.")]
 
 
-def deployment_at(superlink: str, root_certificates: Path | None, insecure: bool) -> "Deployment":
+def deployment_at(
+    superlink: str, root_certificates: Path | None, insecure: bool, sign: Path | None = None
+) -> "Deployment":
     """Return the SuperLink that the options name; UserError unless they say with TLS or without."""
     from wildflower.launch.before import Deployment
     from wildflower.launch.superlink import check_address
@@ -43,7 +48,7 @@ def deployment_at(superlink: str, root_certificates: Path | None, insecure: bool
     if insecure == (root_certificates is not None):
         raise UserError("--superlink needs --root-certificates FILE, or --insecure to talk without TLS")
     check_address(superlink)
-    return Deployment(superlink, root_certificates)
+    return Deployment(superlink, root_certificates, sign)
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """`wildflower run`."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from wildflower.cli.options import Experiment, Insecure, Overrides, RootCertificates, deployment_at
+from wildflower.cli.options import Experiment, Insecure, Overrides, RootCertificates, Sign, deployment_at
 from wildflower.launch.starting import loading_modules
 from wildflower.plugins.user_error import UserError
 
@@ -23,9 +22,7 @@ def run(
     ] = None,
     root_certificates: RootCertificates = None,
     insecure: Insecure = False,
-    sign: Annotated[
-        Path | None, typer.Option(metavar="KEY", help="Sign the app, for devices that run signed apps only: app.key.")
-    ] = None,
+    sign: Sign = None,
 ) -> None:
     """Run an experiment and write its report: on devices simulated here, or with --superlink on real ones.
 
@@ -37,7 +34,7 @@ def run(
 
     deployment = None
     if superlink is not None:
-        deployment = replace(deployment_at(superlink, root_certificates, insecure), sign=sign)
+        deployment = deployment_at(superlink, root_certificates, insecure, sign)
     elif insecure or root_certificates is not None or sign is not None:
         raise UserError("--root-certificates, --insecure and --sign belong to --superlink HOST:PORT")
     raise typer.Exit(run_experiment(experiment, overrides or [], app_dir, terminal(), deployment))
