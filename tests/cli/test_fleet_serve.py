@@ -4,6 +4,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.browser import CHROMIUM, chromium
 from tests.server_app import fake_runs
-from wildflower.cli import fleet_serve
+from wildflower.cli import bounded_server, fleet_serve
 from wildflower.cli.fleet_serve import Look, alerts_of, metrics_of, server_at
 from wildflower.cli.fleet_state import HEADERS
 from wildflower.devices.resource_report import DeviceReport
@@ -155,6 +156,49 @@ def test_a_client_that_says_nothing_is_let_go(monkeypatch):
         with socket.create_connection(found.server_address, timeout=60) as silent:
             silent.sendall(b"GET /")
             assert silent.recv(1) == b""
+        found.shutdown()
+
+
+def answered(address):
+    """Whether a page is served, once the thread of a client before has ended."""
+    for _ in range(1000):
+        with suppress(ConnectionError), urllib.request.urlopen(address) as answer:
+            return answer.status == 200
+    return False
+
+
+def test_further_clients_are_let_go_at_once_and_served_when_there_is_room(monkeypatch):
+    monkeypatch.setattr(bounded_server, "MAX_AT_ONCE", 2)
+    with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found, ExitStack() as open_ones:
+        threading.Thread(target=found.serve_forever).start()
+
+        def connect():
+            client = open_ones.enter_context(socket.create_connection(found.server_address, timeout=60))
+            client.sendall(b"GET / HTTP/1.1\r\n")
+            return client
+
+        first, second = connect(), connect()
+        for refused in (connect(), connect()):
+            with suppress(ConnectionResetError):
+                assert refused.recv(1) == b""
+        assert threading.active_count() < 10
+        first.sendall(b"Connection: close\r\n\r\n")
+        assert first.recv(15) == b"HTTP/1.0 200 OK"
+        while first.recv(2**16):
+            pass
+        assert answered(f"http://127.0.0.1:{found.server_address[1]}/metrics")
+        second.close()
+        found.shutdown()
+
+
+def test_a_connection_lasts_no_longer_than_it_may_however_long_it_may_say_nothing(monkeypatch):
+    monkeypatch.setattr(fleet_serve, "CLIENT_SECONDS", 600.0)
+    monkeypatch.setattr(bounded_server, "CONNECTION_SECONDS", 0.05)
+    with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found:
+        threading.Thread(target=found.serve_forever).start()
+        with socket.create_connection(found.server_address, timeout=60) as slow:
+            slow.sendall(b"GET /")
+            assert slow.recv(1) == b""
         found.shutdown()
 
 

@@ -64,10 +64,10 @@ def test_hours_are_those_of_at_least_half_of_the_days():
 
 def test_a_run_goes_over_a_recorded_fleet(tmp_path):
     with history_at(tmp_path / "fleet.sqlite") as history:
-        for day in range(3):
+        for day in range(4):
             for hour in (1, 2, 3):
                 keep(history, 0, MIDNIGHT + day * DAY + hour * 3600, 10**9, down_mbit_per_s=8.0, up_mbit_per_s=8.0)
-    invoke("record", tmp_path / "fleet.sqlite", tmp_path / "mine.toml")
+    assert "Warning" not in invoke("record", tmp_path / "fleet.sqlite", tmp_path / "mine.toml").stderr
     config = small_config(tmp_path, fleet=str(tmp_path / "mine.toml"), devices=1, devices_per_round=1)
     fleet = Fleet.load(config.fleet, devices=1, seed=1)
     assert (fleet.is_there(0, 2.5 * 3600), fleet.is_there(0, 12 * 3600)) == (True, False)
@@ -75,6 +75,16 @@ def test_a_run_goes_over_a_recorded_fleet(tmp_path):
     shown = invoke("plan", *(word for setting in settings for word in ("--set", setting)))
     assert shown.exit_code == 0, shown.output
     assert "1 device-0" in shown.stdout
+
+
+def test_a_short_history_has_no_hours_and_that_is_said(tmp_path):
+    with history_at(tmp_path / "fleet.sqlite") as history:
+        for hour in (1, 2, 3):
+            keep(history, 0, MIDNIGHT + hour * 3600, 10**9)
+    shown = invoke("record", tmp_path / "fleet.sqlite", tmp_path / "mine.toml")
+    assert shown.exit_code == 0, shown.output
+    assert "the history covers 2 h. With less than 3 days, hours are left out" in shown.stderr
+    assert Fleet.load(tmp_path / "mine.toml", devices=1, seed=1).is_there(0, 12 * 3600)
 
 
 def test_what_is_wrong_is_said(tmp_path):

@@ -23,6 +23,7 @@ from tests.deploy.test_scripts import (  # noqa: F401  fixtures among them
     secrets,
     superlink,
 )
+from wildflower.cli import bounded_server
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 
@@ -143,7 +144,7 @@ def test_a_connection_that_goes_on_and_on_is_ended(program, own_secrets, monkeyp
     """It sends a byte whenever the server waits for one, so that no read takes long."""
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trust.load_cert_chain(own_secrets / "server.crt", own_secrets / "server.key")
-    monkeypatch.setitem(program["serve"].__globals__, "CONNECTION_SECONDS", 0.2)
+    monkeypatch.setattr(bounded_server, "CONNECTION_SECONDS", 0.2)
     server = program["serve"]("127.0.0.1:0", own_secrets, lambda _: True, trust)
     threading.Thread(target=server.serve_forever).start()
     anyone = ssl.create_default_context()

@@ -9,12 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from wildflower.cli.bounded_server import BoundedServer
 from wildflower.cli.fleet_history import DAY_HEADERS, days_of, ends_of, history_at, remember
 from wildflower.cli.fleet_page import page
 from wildflower.cli.fleet_state import HEADERS, State, fleet_rows, state_of
@@ -190,7 +191,7 @@ def keep_state(file: Path, state: State, now: float) -> None:
 
 def server_at(
     address: str, title: str, look: Callable[[], Look], days: Callable[[int], list[list[str]]]
-) -> ThreadingHTTPServer:
+) -> BoundedServer:
     """Return a server that answers /, /device/NUMBER and /metrics. UserError where it cannot listen at host:port."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -240,6 +241,6 @@ def server_at(
             """Nothing: whoever asks every few seconds would fill the terminal."""
 
     try:
-        return ThreadingHTTPServer((host, int(port)), Handler)
+        return BoundedServer((host, int(port)), Handler)
     except (OSError, OverflowError) as error:
         raise UserError(f"--serve {address}: {error}") from None

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wildflower.plugins.user_error import UserError
+from wildflower.server_app.units import seconds_text
 
 if TYPE_CHECKING:
     import sqlite3
 
 VALUES = 20  # of memory or a link, as quantiles of what was reported
 PRESENT = 0.5  # share of the days on which a device was heard of in an hour that belongs to its hours
+SHORT_DAYS = 3  # of a history, up to which no device has hours: it may just have been looked at by day
 REFERENCE_FLOP_PER_S = 10e9
 
 
@@ -37,15 +39,28 @@ def record(
         raise UserError(f"{fleet} exists already: nothing was written")
     with history_at(history) as rows:
         text, devices = fleet_text(rows)
+        days = history_days(rows)
     if not devices:
         raise UserError(f"{history}: no device has reported yet")
     fleet.write_text(text, encoding="utf-8")
+    if days < SHORT_DAYS:
+        typer.echo(
+            f"Warning: the history covers {seconds_text(round(86400 * days))}. With less than {SHORT_DAYS} days, hours "
+            "are left out, and memory and links vary less than they do over days: record again later",
+            err=True,
+        )
     typer.echo(f"{fleet}: {devices} devices. In an experiment: fleet = {str(fleet)!r}, devices = {devices}")
+
+
+def history_days(history: sqlite3.Connection) -> float:
+    """Return how many days lie between the first and the last time that any device was heard of."""
+    ((seconds,),) = history.execute("SELECT max(at) - min(at) FROM seen")
+    return (seconds or 0) / 86400
 
 
 def fleet_text(history: sqlite3.Connection) -> tuple[str, int]:
     """Return the fleet file of a history, and the number of its devices; those that never reported are left out."""
-    groups = []
+    groups, days = [], history_days(history)
     for (device,) in history.execute("SELECT DISTINCT device FROM seen WHERE memory_bytes > 0 ORDER BY device"):
         columns = list(
             zip(
@@ -69,7 +84,7 @@ def fleet_text(history: sqlite3.Connection) -> tuple[str, int]:
                 lines.append(f"{key} = {_drawn(values, '{:.6g} Mbit/s')}")
         if speed:
             lines.append(f"speed = {median(speed) / REFERENCE_FLOP_PER_S:.6g}")
-        if hours := usual_hours(heard):
+        if days >= SHORT_DAYS and (hours := usual_hours(heard)):
             lines.append(f'hours = "{hours}"')
         groups.append("[[group]]\n" + "\n".join(lines) + "\n")
     reference = f'reference = "{REFERENCE_FLOP_PER_S / 1e9:g} GFLOP/s"\n'
