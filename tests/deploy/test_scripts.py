@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import shutil
+import socket
 import ssl
 import stat
 import subprocess
@@ -212,6 +213,9 @@ def test_an_owner_limits_what_a_node_takes(secrets):
         assert f"    {line}\n" in text
     code, text = script("jetson/install", *usual(secrets), *limits)
     assert code == 0, text
+    assert "    WatchdogSec=300\n    NotifyAccess=main\n" in text
+    assert "ExecStart=/usr/bin/python3 /opt/wildflower/watched /var/lib/wildflower/notify /usr/bin/docker run " in text
+    assert " --env NOTIFY_SOCKET=/var/lib/wildflower/notify " in text
     assert "--log-driver none --memory 1500M --memory-swap 1500M --cpus 1.5 --cpu-shares 256 " in text
     code, text = script("raspberry-pi/install", *usual(secrets))
     assert "MemoryMax" not in text
@@ -220,6 +224,31 @@ def test_an_owner_limits_what_a_node_takes(secrets):
         code, text = script("raspberry-pi/install", *usual(secrets), option, wrong)
         assert code == 1
         assert text.startswith(f"Raspberry Pi: {option}")
+
+
+NODE = """
+import os, signal, socket, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(77))
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as said:
+    for text in (b"STOPPING=1", b"WATCHDOG=1"):
+        said.sendto(text, sys.argv[1])
+signal.pause()
+"""
+
+
+def test_a_node_in_a_container_tells_systemd_that_it_is_alive_and_nothing_else(tmp_path):
+    (tmp_path / "notify").touch()  # left by an earlier start
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "systemd"))
+        systemd.settimeout(60)
+        command = [DEPLOY / "jetson/watched", tmp_path / "notify", sys.executable, "-c", NODE, tmp_path / "notify"]
+        watched = subprocess.Popen(command, env=os.environ | {"NOTIFY_SOCKET": str(tmp_path / "systemd")})
+        try:
+            assert systemd.recv(64) == b"WATCHDOG=1"
+            watched.terminate()  # as systemd ends a service
+            assert watched.wait(60) == 77
+        finally:
+            watched.kill()
 
 
 def test_a_jetson_takes_an_image_that_is_there(secrets):
@@ -461,7 +490,7 @@ def test_the_nodes_of_compose_run_signed_apps_alone(secrets):
             command, cwd=DEPLOY.parent, env=os.environ | environment, capture_output=True, text=True, check=True
         )
         found = yaml.safe_load(done.stdout)
-        assert found["secrets"]["app_key"]["file"] == (trusted["WILDFLOWER_APP_KEY"] if given else "/dev/null")
+        assert (found["secrets"]["app_key"]["file"] == trusted["WILDFLOWER_APP_KEY"]) is given
         for number in range(4):
             node = found["services"][f"node-{number}"]
             # What the node's own shell makes of its command, with another program in its place.
