@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint figures docs wheel release clean
+.PHONY: setup demo test test-thorough test-all test-compose test-guides test-nights test-arm64 test-gpu lint figures docs wheel release clean
 
 setup: $(VENV)/installed
 
@@ -61,6 +61,10 @@ test-compose: setup
 # Longer ones with the same needs: devices whose data lie in volumes of their own, and two guides typed as written.
 test-guides: setup
 	$(BIN)/pytest --exitfirst tests/compose/own_data.py tests/compose/deployment_page.py $(PYTEST_ARGS)
+
+# Two nights of four containers and three processes, in 40 minutes of waiting; likewise.
+test-nights: setup
+	$(BIN)/pytest --exitfirst tests/compose/nights.py $(PYTEST_ARGS)
 
 # An arm64 node under emulation; needs what test-compose needs, and qemu-user-static with binfmt_misc.
 test-arm64: setup

@@ -1,6 +1,6 @@
 """Two nights of a small fleet of real nodes: what became of its rounds, its messages and its models.
 
-python -m benchmarks.trust.nights            # runs tests/compose/nights.py, 45 minutes; writes nights.json
+python -m benchmarks.trust.nights            # runs tests/compose/nights.py, 40 minutes; writes nights.json
 python -m benchmarks.trust.nights --table    # the table alone
 """
 
