@@ -1,6 +1,6 @@
 """The methods of the model-search paper's table, on twins of its settings that run on two cores.
 
-    python -m benchmarks.model_search.run resnet|vit|bert [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+    python -m benchmarks.model_search.run resnet|vit|bert|readings [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 
 Needs the link traces in ../shared/traces, beside the project's folder.
 """
@@ -115,7 +115,18 @@ def methods_of(twin: str) -> dict[str, list[str]]:
     }
 
 
-STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), target="smallest", once=ONCE, tiers=False) for twin in TWINS]
+def readings() -> dict[str, list[str]]:
+    """The search without distillation and with each reading of Eq. 2 (docs/methods/distillation.md)."""
+    plain = [f"fleet={HERE / 'vit-fleet.toml'}", *SEARCH]
+    five_steps = ["distillation.steps=5", "distillation.batch-size=16"]
+    names = ("students", "frozen-teacher", "live-teacher")
+    return {"none": plain} | {name: [*plain, *five_steps, f"distillation.reading={name}"] for name in names}
+
+
+STUDIES = [
+    *(Study(HERE / f"{twin}.toml", methods_of(twin), target="smallest", once=ONCE, tiers=False) for twin in TWINS),
+    Study(HERE / "readings.toml", readings(), tiers=False),
+]
 
 if __name__ == "__main__":
     try:
