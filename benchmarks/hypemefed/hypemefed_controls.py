@@ -18,7 +18,13 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.strategies.hypemefed.guesses import HypeMeFedParams, Upload, reaching
 from wildflower.strategies.hypemefed.hypemefed import HypeMeFed
-from wildflower.strategies.hypemefed.layer_hypernetwork import Factors, LowRankHypernetwork, Reading
+from wildflower.strategies.hypemefed.layer_hypernetwork import (
+    Factors,
+    LowRankHypernetwork,
+    Reading,
+    as_matrix,
+    generate,
+)
 from wildflower.strategies.hypemefed.pairs_of_layers import Source
 from wildflower.strategies.method import ClientStep, Contribution, Order, Setup, State, Trained, Training, Traits
 from wildflower.strategies.params import Params
@@ -106,6 +112,37 @@ class MovingAverage(HypeMeFed):
     def load(self, state: State) -> None:
         super().load(state)
         self.averages_of_owners = {name: state.tensors[f"owners/{name}"] for name in self.averages_of_owners}
+
+
+class MeasuredGuesses(HypeMeFed):
+    """HypeMeFed, and how far guesses of weights are from those of the layer's owners in every round."""
+
+    @override
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        sent, uploads = {name: value.clone() for name, value in self.weights.items()}, self.uploads
+        found = dict(super().finish_round(trained))
+        for exit, pairs in self.guesses.sources.items():
+            for target, source in pairs.items() if (owners := reaching(exit, uploads)) else ():
+                network = self.guesses.networks[target]
+                real = [upload.tensors[target] for upload in owners]
+                guessed = [generate(network, upload.inputs[source]) for upload in owners]
+                # An outer product has rank 1, so that a sum of them lacks what is behind the largest singular values.
+                values = [torch.linalg.svdvals(as_matrix(value)) for value in real]
+                found |= {
+                    f"{target} guess_error": lacking(guessed, real),
+                    f"{target} rank_floor": float(
+                        sum(float(s[network.rank * network.times :].square().sum()) for s in values)
+                        / sum(float(s.square().sum()) for s in values)
+                    ),
+                    f"{target} stale_error": lacking([sent[target]] * len(real), real),
+                }
+        return found
+
+
+def lacking(values: Sequence[torch.Tensor], real: Sequence[torch.Tensor]) -> float:
+    """The mean square of what values lack of the real ones, relative to that of zeros."""
+    lacks = sum(float((value - wanted).square().sum()) for value, wanted in zip(values, real, strict=True))
+    return lacks / sum(float(wanted.square().sum()) for wanted in real)
 
 
 class UnmergedTraining(Training):

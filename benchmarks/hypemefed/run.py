@@ -2,14 +2,19 @@
 
 python -m benchmarks.hypemefed.run STUDY [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 
-STUDY is preliminary, ten-exits, hapt, fills or by-user.
+STUDY is preliminary, ten-exits, hapt, fills, by-user or ranks.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
-from benchmarks.studies import Study, main
+from benchmarks.runs import rounds_of
+from benchmarks.studies import Figures, Study, figures, main, table
+from benchmarks.tables import markdown
 
 HERE = Path(__file__).resolve().parent
+ERRORS = ("guess_error", "rank_floor", "stale_error")
 ONE_EXIT = "family-arguments="
 CHANGES = ["strategy=hypemefed", "hypemefed.guess=change", "hypemefed.epochs=5"]  # ours: of changes from changes
 WEIGHTS = ("hypemefed.guess=weight", "hypemefed.epochs=25")  # of weights from weights for 25 epochs, as in the paper
@@ -111,14 +116,44 @@ BY_USER = {
     "all-large": ["strategy=fedavg", ONE_EXIT],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
 } | FILLS
+# The paper's guesses, of a rank that keeps as much of this network as 100 keeps of UniMiB's, and of full rank.
+MEASURED = [f"{CONTROLS}:MeasuredGuesses", *CONTROL_OF_WEIGHTS]
+RANKS = {
+    "owners": [OWNERS],
+    "stale": [STALE],
+    "weights, rank 16": [*MEASURED, "hypemefed-controls.rank=16"],
+    "weights, full rank": [*MEASURED, "hypemefed-controls.rank=100"],
+}
 ONCE = ("exits-and-hypernetworks-weights", "hypernetworks-weights")  # with the first seed only
+
+
+def with_errors(folder: Path) -> dict:
+    """A run's figures, and the errors of guesses: means over the second half of its rounds."""
+    rounds = rounds_of(folder)
+    errors = [record["metrics"] for record in rounds[len(rounds) // 2 :]]
+    names = sorted({name for metrics in errors for name, value in metrics.items() if value is not None})
+    means = {name: mean(metrics[name] for metrics in errors if metrics.get(name) is not None) for name in names}
+    return figures(folder) | {"errors": means}
+
+
+def table_with_errors(study: Study, results: dict[str, Figures]) -> str:
+    """The results, and of each layer that is guessed the errors of guesses, of their rank and of what was sent."""
+    rows = [
+        [method, seed, layer.partition(".")[0], *(f"{run['errors'][f'{layer} {kind}']:.3f}" for kind in ERRORS)]
+        for method, seeds in results.items()
+        for seed, run in seeds.items()
+        for layer in dict.fromkeys(name.partition(" ")[0] for name in run["errors"] if name.endswith("guess_error"))
+    ]
+    heads = ["method", "seed", "layer", "error of guesses", "floor of the rank", "error of what was sent"]
+    return "\n\n".join([table(study, results), *([markdown(heads, rows)] if rows else [])])
 
 
 def study(name: str, methods: dict[str, list[str]]) -> Study:
     """A study with the fleet of its name."""
     fleet = f"fleet={HERE / f'{name}-fleet.toml'}"
     named = {method.replace(" ", "-").replace(",", ""): [fleet, *sets] for method, sets in methods.items()}
-    return Study(HERE / f"{name}.toml", named, once=ONCE, part="hypernetworks", recorded_as=RECORDED_AS)
+    whole = Study(HERE / f"{name}.toml", named, once=ONCE, part="hypernetworks", recorded_as=RECORDED_AS)
+    return replace(whole, figures=with_errors, table=table_with_errors) if name == "ranks" else whole
 
 
 STUDIES = [
@@ -129,6 +164,7 @@ STUDIES = [
         "hapt": HAPT,
         "fills": NOISY,
         "by-user": BY_USER,
+        "ranks": RANKS,
     }.items()
 ]
 
