@@ -1,7 +1,7 @@
 """Public data for the runs on Fashion-MNIST, and what a server may learn from them beforehand.
 
-They are scikit-learn's handwritten digits, 8x8, resized to 28x28: another data set than the devices', with other
-classes.
+They are scikit-learn's handwritten digits, 8x8, resized to the side of the devices' images: another data set than the
+devices', with other classes.
 """
 
 from __future__ import annotations
@@ -43,22 +43,28 @@ PAIRS = 100  # sub-networks whose accuracies a predictor learns from
 TRAINING = LocalTraining(batch_size=64, learning_rate=0.05, momentum=0.9)
 
 
-def write_digits(folder: Path) -> Path:
+def write_digits(folder: Path, side: int = SIDE) -> Path:
     """The digits as the task `npz` reads them, 1,438 to train on and 359 to test on; returns their folder."""
+    return write_resized(folder, "digits", 16, side)
+
+
+def write_resized(folder: Path, task: str, largest: int, side: int) -> Path:
+    """The images of a task, of values up to `largest`, as the task `npz` reads them; returns their folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    data = load_data_set("digits", "", None)
+    data = load_data_set(task, "", None)
     for name, part in (("train", data.train), ("test", data.test)):
-        np.savez(folder / f"{name}.npz", inputs=resized(part.inputs).numpy(), labels=part.labels.numpy())
+        images = resized(part.inputs.float() * (255 / largest), side)
+        np.savez(folder / f"{name}.npz", inputs=images.numpy(), labels=part.labels.numpy())
     return folder
 
 
-def resized(images: Tensor) -> Tensor:
-    """Images of values 0 to 16 as bytes of 28x28, bilinear."""
-    large = F.interpolate(images.float() * (255 / 16), (SIDE, SIDE), mode="bilinear", antialias=False)
+def resized(images: Tensor, side: int) -> Tensor:
+    """Images of values 0 to 255 as bytes of another side, bilinear; smaller ones are means."""
+    large = F.interpolate(images, (side, side), mode="bilinear", antialias=side < images.shape[-1])
     return large.round().clamp(0, 255).to(torch.uint8)
 
 
-def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STEPS) -> Path:
+def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STEPS, side: int = SIDE) -> Path:
     """The file of the weights of a supernet trained on the digits, which is made where the folder lacks it.
 
     Its space is that of RaFL's personal models, and its batch norms have the statistics of the largest one.
@@ -66,10 +72,12 @@ def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STE
     Args:
         family: name and arguments of the supernet's family.
         seed: of its first weights and its training.
+        side: of the images.
     """
     file = folder / f"supernet-{seed}.safetensors"
     if not file.exists():
-        task = load_task(TaskSpec(name="npz", devices=1, data_dir=str(write_digits(folder / "digits")), seed=seed))
+        digits = write_digits(folder / "digits", side)
+        task = load_task(TaskSpec(name="npz", devices=1, data_dir=str(digits), seed=seed))
         shape = {"input_shape": list(task.input_shape), "classes": task.classes}
         space = Space.of(make_family(family | shape), RaFLParams().shares, None)
         with torch.random.fork_rng(devices=[]):

@@ -15,6 +15,7 @@ from benchmarks.inclusivefl import silos
 from benchmarks.label_skew import run as label_skew
 from benchmarks.methods_that_win import run as methods_that_win
 from benchmarks.model_search import run as model_search
+from benchmarks.rafl import proportions
 from benchmarks.rafl import run as rafl
 from benchmarks.recipfl import digits, encoders, explorations, transfer
 from benchmarks.recipfl import run as recipfl
@@ -29,7 +30,16 @@ from wildflower.server_app.inline_tables import parse_arguments
 STUDIES = [
     *(fashion_mnist.STUDY, recipfl.STUDY, explorations.STUDY, transfer.STUDY, digits.STUDY, encoders.STUDY),
     *(*hypemefed.STUDIES, *methods_that_win.STUDIES, *model_search.STUDIES),
-    *(inclusivefl.STUDY, silos.STUDY, rafl.STUDY, label_skew.STUDY, wire.STUDY, time_budget.STUDY, asynchronous.STUDY),
+    *(
+        inclusivefl.STUDY,
+        silos.STUDY,
+        rafl.STUDY,
+        proportions.STUDY,
+        label_skew.STUDY,
+        wire.STUDY,
+        time_budget.STUDY,
+        asynchronous.STUDY,
+    ),
 ]
 RECORDED = [study for study in STUDIES if study.results.exists()]
 # The exit that a device of each group of the fleet can train up to.
@@ -39,6 +49,7 @@ EXITS = {
     "hapt": {"small": 1, "medium": 2, "large": 3},
     "fills": {"small": 1, "medium": 2, "large": 3},
     "by-user": {"small": 1, "medium": 2, "large": 3},
+    "ranks": {"small": 1, "medium": 2, "large": 3},
 }
 
 
