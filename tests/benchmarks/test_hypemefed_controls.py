@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from benchmarks.hypemefed import hypemefed_controls as controls
 from benchmarks.hypemefed.hypemefed_controls import (
     DeepestExit,
     DeepestExitOwners,
+    MeasuredGuesses,
     MovingAverage,
     Owners,
     ReadingInSentBases,
@@ -19,7 +21,7 @@ from benchmarks.hypemefed.hypemefed_controls import (
 from tests.strategies.by_hand import TwoExits, loss_of
 from tests.strategies.hypemefed.test_hypemefed import VGG, after, hypemefed, update
 from wildflower.strategies.hypemefed import guesses as guesses_module
-from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork
+from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork, as_weight
 from wildflower.strategies.method import Order
 
 
@@ -105,6 +107,23 @@ def test_guesses_of_weights_may_be_shifted_to_the_owners_mean(tmp_path, monkeypa
         deep = update(VGG, 3, 2.0, examples=1), update(VGG, 3, 6.0, examples=3, device=1)
         found = after(strategy, *deep, update(VGG, 2, 4.0, examples=4, device=2))
         assert found["block2.conv1.weight"] == [wanted]
+
+
+def test_errors_of_guesses_are_relative_to_zeros_and_not_below_those_of_their_rank(tmp_path, monkeypatch):
+    """An owner has nine ones on the diagonal of a layer, of which rank 1 can say one; all were sent -7."""
+    monkeypatch.setattr(controls, "generate", lambda network, inputs: torch.full(network.target, 0.5))
+    strategy = control(MeasuredGuesses, tmp_path, rank=1, epochs=1)
+    owner = update(VGG, 3, 1.0)
+    owner.each["weights"]["block2.conv1.weight"] = as_weight(torch.eye(12, 9), (4, 3, 3, 3))
+    strategy.absorb(owner)
+    strategy.absorb(update(VGG, 1, 1.0, device=1))
+    found = strategy.finish_round([])
+    layer = "block2.conv1.weight"
+    assert found[f"{layer} rank_floor"] == pytest.approx(8 / 9)
+    assert found[f"{layer} guess_error"] == pytest.approx(108 * 0.25 / 9)
+    assert found[f"{layer} stale_error"] == pytest.approx((9 * 64 + 99 * 49) / 9)
+    assert found["block1.conv1.weight rank_floor"] == pytest.approx(0, abs=1e-6)
+    assert not control(MeasuredGuesses, tmp_path).finish_round([])  # nobody owns a layer
 
 
 def test_without_exits_early_heads_are_those_of_the_devices_that_stop_there(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.asynchronous import run as asynchronous
 from benchmarks.fashion_mnist import run as fashion_mnist
 from benchmarks.hypemefed import run as hypemefed
+from benchmarks.inclusivefl import momentum, silos
 from benchmarks.inclusivefl import run as inclusivefl
-from benchmarks.inclusivefl import silos
 from benchmarks.label_skew import run as label_skew
 from benchmarks.methods_that_win import run as methods_that_win
 from benchmarks.model_search import run as model_search
@@ -33,6 +33,7 @@ STUDIES = [
     *(
         inclusivefl.STUDY,
         silos.STUDY,
+        momentum.STUDY,
         rafl.STUDY,
         proportions.STUDY,
         label_skew.STUDY,
