@@ -128,23 +128,24 @@ ONCE = ("exits-and-hypernetworks-weights", "hypernetworks-weights")  # with the 
 
 
 def with_errors(folder: Path) -> dict:
-    """A run's figures, and the errors of guesses: means over the second half of its rounds."""
+    """A run's figures, and by layer the errors of guesses: means over the second half of its rounds."""
     rounds = rounds_of(folder)
-    errors = [record["metrics"] for record in rounds[len(rounds) // 2 :]]
-    names = sorted({name for metrics in errors for name, value in metrics.items() if value is not None})
-    means = {name: mean(metrics[name] for metrics in errors if metrics.get(name) is not None) for name in names}
-    return figures(folder) | {"errors": means}
+    found: dict[str, dict[str, list[float]]] = {}
+    for record in rounds[len(rounds) // 2 :]:
+        for name, value in record["metrics"].items():
+            tensor, kind = name.split()
+            found.setdefault(tensor.partition(".")[0], {}).setdefault(kind, []).append(value)
+    return figures(folder) | {"errors": {at: {kind: mean(v) for kind, v in of.items()} for at, of in found.items()}}
 
 
 def table_with_errors(study: Study, results: dict[str, Figures]) -> str:
     """The results, and of each layer that is guessed the errors of guesses, of their rank and of what was sent."""
     rows = [
-        [method, seed, layer.partition(".")[0], *(f"{run['errors'][f'{layer} {kind}']:.3f}" for kind in ERRORS)]
+        [method, layer, *(f"{mean(run['errors'][layer][kind] for run in seeds.values()):.3f}" for kind in ERRORS)]
         for method, seeds in results.items()
-        for seed, run in seeds.items()
-        for layer in dict.fromkeys(name.partition(" ")[0] for name in run["errors"] if name.endswith("guess_error"))
+        for layer in next(iter(seeds.values()))["errors"]
     ]
-    heads = ["method", "seed", "layer", "error of guesses", "floor of the rank", "error of what was sent"]
+    heads = ["method", "layer", "error of guesses", "floor of the rank", "error of what was sent"]
     return "\n\n".join([table(study, results), *([markdown(heads, rows)] if rows else [])])
 
 
