@@ -7,7 +7,7 @@ writes the block and the tables anew; tests hold both.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from wildflower.server_app.listed_keys import PYPROJECT, to_toml
 from wildflower.server_app.units import markdown_table
@@ -22,34 +22,6 @@ COMMON = (
 )
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
-
-
-def block(
-    defaults: Mapping[str, object],
-    descriptions: Mapping[str, str],
-    parts: Mapping[str, str],
-    own: Container[str] = (),
-) -> str:
-    """The lines of the block: every key with its default and what it is.
-
-    Args:
-        defaults: value of every key.
-        descriptions: a sentence for every key.
-        parts: the key that a part begins with -> its title; a method's keys begin a part of their own.
-        own: groups of keys that every run has, and which therefore begin no part.
-    """
-    lines: list[str] = []
-    last = ""
-    for key, value in defaults.items():
-        first, dot, _ = key.partition(".")
-        group = first if dot and first not in own else ""
-        if key in parts:
-            lines.append(f"# {parts[key]}")
-        elif group and group != last:
-            lines.append(f"# Settings of {group}")
-        last = group
-        lines.append(f"{key} = {to_toml(value)}  # {descriptions[key]}")
-    return "\n".join(lines) + "\n\n"
 
 
 def with_block(pyproject: str, text: str) -> str:
@@ -126,13 +98,16 @@ def pages() -> dict[str, str]:
 
 
 def block_of_settings(strategy: str = "") -> str:
-    """The block as the settings' fields say it, with those of a run's `strategy` from outside."""
-    from wildflower.server_app.config import PARTS, all_settings, defaults, run_groups
-    from wildflower.strategies.params import kebab
+    """The lines of the block, with the keys of a run's `strategy` from outside: every key, its default, what it is."""
+    from wildflower.server_app.config import all_settings, defaults
 
-    descriptions = {key: " ".join((f.description or "").split()) for key, f in all_settings(strategy).items()}
-    parts = {kebab(name): title for name, title in PARTS.items()}
-    return block(defaults(strategy), descriptions, parts, run_groups())
+    told = {key: " ".join((field.description or "").split()) for key, field in all_settings(strategy).items()}
+    run, of_methods = keys_by_group(usual := defaults(strategy))
+    lines: list[str] = []
+    for title, keys in [*run.items(), *((f"Settings of {group}", keys) for group, keys in of_methods.items())]:
+        lines.append(f"# {title}")
+        lines += [f"{key} = {to_toml(usual[key])}  # {told[key]}" for key in keys]
+    return "\n".join(lines) + "\n\n"
 
 
 def main() -> None:

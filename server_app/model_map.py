@@ -13,7 +13,7 @@ from wildflower.models.base import Family
 from wildflower.models.group_family import GroupFamily
 from wildflower.server_app.charts import cell_chart
 from wildflower.server_app.pages import Block, Charts, Heading, Paragraph
-from wildflower.server_app.report_maps import row_names, shade, shade_bounds
+from wildflower.server_app.report_maps import Shades, row_names
 from wildflower.server_app.run_folder import read_if_there
 from wildflower.server_app.run_records import DeviceRecord
 from wildflower.server_app.units import counted
@@ -71,15 +71,14 @@ def model_map(run_dir: Path, newest: Sequence[DeviceRecord]) -> list[Block]:
         return []
     rows = groups[:MOST_GROUPS]
     shares = [[widths[row] / full for widths in shown] for row, (_, full) in enumerate(rows)]
-    bounds = shade_bounds(share for row in shares for share in row if share)
-    up_to = "up to " if len({share for row in shares for share in row if share}) > len(bounds) else ""
+    shades = Shades(share for row in shares for share in row if share)
     cells = []
     for row, (name, full) in enumerate(rows):
         for column, widths in enumerate(shown):
             if widths[row]:
                 who = f"{counted(models[widths], 'device')} of {', '.join(sorted(tiers[widths]))}"
                 text = f"{name}: {widths[row]:,} of {full:,} channels; {parameters[widths]:,} parameters, {who}"
-                cells.append((row, column, f"s{shade(shares[row][column], bounds)}", text))
+                cells.append((row, column, shades.color(shares[row][column]), text))
     notes = ["A blank cell is a layer that is left out."] if any(0 in row for row in shares) else []
     if len(shown) < len(models):
         notes.append(f"The {len(shown)} most frequent of {len(models):,} models are shown.")
@@ -91,7 +90,7 @@ def model_map(run_dir: Path, newest: Sequence[DeviceRecord]) -> list[Block]:
         list(range(1, len(shown) + 1)),
         cells,
         x_label="model, from the smallest to the largest",
-        key=[(f"s{shade(bound, bounds)}", f"{up_to}{100 * bound:.3g} % of its channels") for bound in bounds],
+        key=shades.key(lambda share: f"{100 * share:.3g} % of its channels"),
         note=" ".join(notes),
     )
     told = (

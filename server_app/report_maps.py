@@ -1,7 +1,7 @@
 """Maps and bars of the report: cells of rounds by device, class or tier, in few shades."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -56,37 +56,41 @@ def _score_map(title: str, what: str, scores: Mapping[int, Mapping[str, float]],
     ]
     if not found:
         return []
-    bounds = shade_bounds(value for _, _, value in found)
-    up_to = "up to " if len({value for _, _, value in found}) > len(bounds) else ""
+    shades = Shades(value for _, _, value in found)
     cells = [
-        (row, column, f"s{shade(value, bounds)}", f"{what} {names[row]}, round {shown[column]}: {text(value)}")
+        (row, column, shades.color(value), f"{what} {names[row]}, round {shown[column]}: {text(value)}")
         for row, column, value in found
     ]
-    key = [(f"s{shade(bound, bounds)}", f"{up_to}{text(bound)}") for bound in bounds]
     of_rounds = f"One of {stride} evaluations is shown." if stride > 1 else ""
     of_names = f"The first {len(names)} of {len(everything):,} are shown." if len(names) < len(everything) else ""
     note = " ".join(filter(None, (of_rounds, of_names)))
     return [
-        cell_chart(f"{title}: {what} by round", row_names(names), shown, cells, x_label="round", key=key, note=note)
+        cell_chart(
+            f"{title}: {what} by round",
+            row_names(names),
+            shown,
+            cells,
+            x_label="round",
+            key=shades.key(text),
+            note=note,
+        )
     ]
 
 
 def architecture_charts(activity: Activity) -> list[Chart]:
     """Return how many devices trained models of which size, over time."""
-    bounds = shade_bounds(size for counts in activity.sizes.values() for size in counts)
-    if not bounds:
+    shades = Shades(size for counts in activity.sizes.values() for size in counts)
+    if not shades.bounds:
         return []
-    distinct = {size for counts in activity.sizes.values() for size in counts}
-    up_to = "up to " if len(distinct) > len(bounds) else ""
     xs = [column * activity.rounds_per_column + 1 for column in range(activity.columns)]
     bars = []
-    for place, bound in enumerate(bounds):
-        low = bounds[place - 1] if place else 0
+    named = shades.key(lambda size: f"{plain(size)} parameters")
+    for low, bound, (color, name) in zip([0, *shades.bounds], shades.bounds, named, strict=False):
         ys = [
             sum(count for size, count in activity.sizes.get(column, {}).items() if low < size <= bound)
             for column in range(activity.columns)
         ]
-        bars.append((f"{up_to}{plain(bound)} parameters", f"s{shade(bound, bounds)}", xs, ys))
+        bars.append((name, color, xs, ys))
     return [bar_chart("Trained models by size", bars, x_label="round", y_format=plain)]
 
 
@@ -95,15 +99,13 @@ def map_chart(activity: Activity) -> list[Chart]:
     if not activity.rows:
         return []
     rows = {name: row for row, name in enumerate(activity.rows)}
-    sizes = [cell.mean_parameters for cell in activity.cells.values() if cell.mean_parameters is not None]
-    bounds = shade_bounds(sizes)
-    up_to = "up to " if len(set(sizes)) > len(bounds) else ""
-    key = [(f"s{shade(bound, bounds)}", f"{up_to}{plain(bound)} parameters") for bound in bounds]
+    shades = Shades(c.mean_parameters for c in activity.cells.values() if c.mean_parameters is not None)
+    key = shades.key(lambda size: f"{plain(size)} parameters")
     key += [(word, word) for word in MISSED if any(tally.outcomes[word] for tally in activity.rows.values())]
     cells = []
     for (name, column), cell in activity.cells.items():
         mean = cell.mean_parameters
-        color = cell.outcomes.most_common(1)[0][0] if mean is None else f"s{shade(mean, bounds)}"
+        color = cell.outcomes.most_common(1)[0][0] if mean is None else shades.color(mean)
         cells.append((rows[name], column, color, _cell_text(activity, name, column, cell)))
     note = "Color is the mean size of the trained models, or why none was trained."
     if activity.by_tier:
@@ -127,22 +129,21 @@ def label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
     if labels is None:
         return []
     shown = labels.counts[:MAX_DEVICES]
-    bounds = shade_bounds(count for row in shown for count in row if count)
-    up_to = "up to " if len({count for row in shown for count in row if count}) > len(bounds) else ""
+    shades = Shades(count for row in shown for count in row if count)
     cells = []
     for device, row in enumerate(shown):
         tier = f" ({activity.tiers[device]})" if device in activity.tiers else ""
         for place, count in enumerate(row):
             if count:
                 text = f"device {device}{tier}: {count:,} of {sum(row):,} examples are {labels.classes[place]}"
-                cells.append((place, device, f"s{shade(count, bounds)}", text))
+                cells.append((place, device, shades.color(count), text))
     chart = cell_chart(
         "Labels of the training examples: class by device",
         row_names(labels.classes),
         list(range(len(shown))),
         cells,
         x_label="device",
-        key=[(f"s{shade(bound, bounds)}", f"{up_to}{int(bound):,} examples") for bound in bounds],
+        key=shades.key(lambda count: f"{int(count):,} examples"),
         note=_first_of(len(shown), labels.devices),
     )
     counted = _first_of(len(labels.counts), labels.devices)
@@ -164,21 +165,30 @@ def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) ->
     return f"{who}, {when}: {what}{size}"
 
 
-def shade_bounds(sizes: Iterable[float]) -> list[float]:
-    """Return the upper bounds of the map's shades: of few sizes each, else so that each shade has as many of them.
+class Shades:
+    """The shades of some sizes: of few sizes each has its own, else each shade has as many of them.
 
     Equal steps would show what is near the largest, as scores are at the end of a run, in one shade.
+
+    Attributes:
+        bounds: the largest size of each shade.
     """
-    distinct = sorted(set(sizes))
-    if len(distinct) <= SHADES:
-        return distinct
-    return [float(bound) for bound in np.quantile(distinct, [(step + 1) / SHADES for step in range(SHADES)])]
 
+    def __init__(self, sizes: Iterable[float]) -> None:
+        distinct = sorted(set(sizes))
+        few = len(distinct) <= SHADES
+        steps = [(step + 1) / SHADES for step in range(SHADES)]
+        self.bounds = distinct if few else [float(bound) for bound in np.quantile(distinct, steps)]
+        self._up_to = "" if few else "up to "
 
-def shade(size: float, bounds: Sequence[float]) -> int:
-    """Return which of the six shades a model of `size` parameters gets; few sizes are spread over all shades."""
-    step = next(step for step, bound in enumerate(bounds) if size <= bound)
-    return SHADES - 1 if len(bounds) == 1 else round(step * (SHADES - 1) / (len(bounds) - 1))
+    def color(self, size: float) -> str:
+        """Return the color of a size, as the page's style names it; few sizes are spread over all shades."""
+        step, last = next(step for step, bound in enumerate(self.bounds) if size <= bound), len(self.bounds) - 1
+        return f"s{round(step * (SHADES - 1) / last) if last else SHADES - 1}"
+
+    def key(self, text: Callable[[float], str]) -> list[tuple[str, str]]:
+        """Return the colors and what they mean, with sizes as `text` shows them."""
+        return [(self.color(bound), f"{self._up_to}{text(bound)}") for bound in self.bounds]
 
 
 def row_names(names: Iterable[str]) -> list[str]:

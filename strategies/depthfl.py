@@ -58,14 +58,10 @@ class MutualLearningOfExits(Training):
     each under its name, so that a device keeps those of layers that it did not get this time.
     """
 
+    needs_classes: ClassVar[bool] = True  # exits learn distributions over them
     weight: Rate
     alpha: Rate
     ensemble: bool
-
-    @property
-    def needs_classes(self) -> bool:
-        """It does."""
-        return True
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The sum over exits, which also learn from each other."""

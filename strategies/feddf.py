@@ -22,10 +22,7 @@ from wildflower.strategies.params import Params
 class TeacherTraining(Training):
     """Devices minimize the task's loss, L = CE(f(x), y). Their weights are not added up on the way: each teaches."""
 
-    @property
-    def needs_classes(self) -> bool:
-        """Return True: what models say of public data is a distribution over classes."""
-        return True
+    needs_classes: ClassVar[bool] = True  # what models say of public data is a distribution over them
 
     def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the model, each device's by itself."""

@@ -11,16 +11,16 @@ from typing import ClassVar
 
 import torch
 
-from wildflower.messages.orders import Merge
-from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import Cost
 from wildflower.models.weights import trained_parameters
-from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Trained, Training
+from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Trained
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import with_parameter_copies
+from wildflower.strategies.training_steps import ChangesTraining
 
 # The client step ------------------------------------------------------------------------------------------------------
 
@@ -33,19 +33,12 @@ def effective_steps(steps: int, momentum: float) -> float:
     return float((steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum))
 
 
-class NormalizedTraining(Training):
+class NormalizedTraining(ChangesTraining):
     """Devices minimize the task's loss, such as L = CE(f(x), y), and return d_i = (x - y_i) / a_i beside a_i.
 
     x is what was received, y_i what was trained, a_i the effective number of steps. Batch norm's running statistics are
     returned as they are.
     """
-
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """The normalized changes of the parameters, and the statistics; both are averaged by examples."""
-        tensors = family.tensors(architecture)
-        statistics = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}
-        changes = {"changes": TensorSet.of(parameters_of(tensors), Merge())}
-        return changes | ({"statistics": TensorSet.of(statistics, Merge())} if statistics else {})
 
     def facts(self, family: Family) -> dict[str, int]:
         """`effective_steps`: a_i."""
@@ -63,10 +56,7 @@ class NormalizedTraining(Training):
         loss = context.fit(model, self.loss(context, model))
         steps = effective_steps(context.steps_taken, context.training.momentum)
         changes = {name: (received[name] - p.detach()) / steps for name, p in trained_parameters(model).items()}
-        tensor_sets = {"changes": changes}
-        if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
-            tensor_sets["statistics"] = statistics
-        return Answer(model, tensor_sets, loss, {"effective_steps": [steps]})
+        return self.answer(model, changes, loss, {"effective_steps": [steps]})
 
 
 # The server half ------------------------------------------------------------------------------------------------------

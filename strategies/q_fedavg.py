@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from wildflower.messages.orders import Merge
-from wildflower.messages.tensor_sets import STATISTICS, TensorSet, parameters_of
+from wildflower.messages.tensor_sets import STATISTICS
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import Cost
@@ -23,20 +22,20 @@ from wildflower.strategies.method import (
     Order,
     Setup,
     Trained,
-    Training,
     Traits,
 )
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.submodel import without_statistics, zeros
+from wildflower.strategies.training_steps import ChangesTraining
 
 MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
 
 # The client step ------------------------------------------------------------------------------------------------------
 
 
-class FairTraining(Training):
+class FairTraining(ChangesTraining):
     """Devices minimize the task's loss F, such as CE(f(x), y), from w, which has the loss F(w) on the device's data.
 
     With L = 1 / learning rate and Dw = L (w - w_k), the device returns Delta = F(w)^q Dw and
@@ -44,13 +43,6 @@ class FairTraining(Training):
     """
 
     q: Rate
-
-    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
-        """Delta of the parameters, and the statistics; every device counts alike."""
-        tensors, merge = family.tensors(architecture), Merge(weighting="uniform")
-        statistics = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}
-        changes = {"changes": TensorSet.of(parameters_of(tensors), merge)}
-        return changes | ({"statistics": TensorSet.of(statistics, merge)} if statistics else {})
 
     def facts(self, family: Family) -> dict[str, int]:
         """`h`, the bound of the local curvature."""
@@ -71,10 +63,8 @@ class FairTraining(Training):
         moved = {name: slope * (w[name] - p.detach()) for name, p in trained_parameters(model).items()}
         square = sum(float(value.double().square().sum()) for value in moved.values())
         h = self.q * first_loss ** (self.q - 1) * square + slope * first_loss**self.q
-        tensor_sets = {"changes": {name: first_loss**self.q * value for name, value in moved.items()}}
-        if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
-            tensor_sets["statistics"] = statistics
-        return Answer(model, tensor_sets, loss, {"h": [h]})
+        changes = {name: first_loss**self.q * value for name, value in moved.items()}
+        return self.answer(model, changes, loss, {"h": [h]})
 
 
 @torch.no_grad()
@@ -117,7 +107,7 @@ class QFedAvg(OneArchitecture[QFedAvgParams]):
 
     def client_step(self, order: Order) -> ClientStep:
         """Training whose change is weighed by the loss."""
-        return FairTraining(q=self.params.q)
+        return FairTraining(weighting="uniform", q=self.params.q)
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """Plain training, which also holds what was received, and a forward pass over all examples before it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -38,16 +38,12 @@ class TicketTraining(ClientStep):
     prunings: how often the device has pruned. begins: it is sent w_0, which it keeps.
     """
 
+    needs_classes: ClassVar[bool] = True  # right answers are counted
     prunings: NonNegative
     begins: bool
     pruned: Annotated[float, Field(gt=0, lt=1)]
     threshold: Fraction
     target: Fraction
-
-    @property
-    def needs_classes(self) -> bool:
-        """It does, to count right answers."""
-        return True
 
     @property
     def may_prune(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
+from typing_extensions import override
+
 from wildflower.devices.validation import shown
 from wildflower.messages.orders import Merge
-from wildflower.messages.tensor_sets import TensorSet
+from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
@@ -44,15 +46,30 @@ class Training(ClientStep):
         return Answer(model, {"weights": dict(model.state_dict())}, loss)
 
 
+class ChangesTraining(Training):
+    """Training whose changes of the parameters come back, and batch norm's running statistics as they are."""
+
+    @override
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
+        tensors, merge = family.tensors(architecture), Merge(weighting=self.weighting)
+        statistics = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}
+        changes = {"changes": TensorSet.of(parameters_of(tensors), merge)}
+        return changes | ({"statistics": TensorSet.of(statistics, merge)} if statistics else {})
+
+    @staticmethod
+    def answer(model: Network, changes: Weights, loss: float | None, facts: dict[str, list[float]]) -> Answer:
+        """Return what a device answers with these changes."""
+        tensor_sets = {"changes": changes}
+        if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
+            tensor_sets["statistics"] = statistics
+        return Answer(model, tensor_sets, loss, facts)
+
+
 class ClassCounts(ClientStep):
     """No training: the device says how many training examples of each class it holds."""
 
     trains: ClassVar[bool] = False
-
-    @property
-    def needs_classes(self) -> bool:
-        """It does."""
-        return True
+    needs_classes: ClassVar[bool] = True
 
     def sent(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """Nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ class MutualLearning(ClientStep):
         merged: knowledge networks may be added up on the way.
     """
 
+    needs_classes: ClassVar[bool] = True  # divergences are between distributions over them
     knowledge_family: str
     knowledge: str
     first: bool
@@ -46,11 +48,6 @@ class MutualLearning(ClientStep):
     calibrates: bool
     calibrates_knowledge: bool
     merged: bool
-
-    @property
-    def needs_classes(self) -> bool:
-        """Divergences are between distributions over classes."""
-        return True
 
     def network(self, family: Family) -> tuple[Family, Architecture]:
         """The knowledge network's family and architecture."""

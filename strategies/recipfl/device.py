@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,12 +27,8 @@ class TaughtTraining(Training):
     count. The hypernetwork needs every device's weights by themselves.
     """
 
+    needs_classes: ClassVar[bool] = True  # students learn a distribution over them
     taught: bool
-
-    @property
-    def needs_classes(self) -> bool:
-        """It does: students learn a distribution over them."""
-        return True
 
     def returned(self, family: Family, architecture: Architecture) -> dict[str, TensorSet]:
         """All tensors of the model, not merged."""

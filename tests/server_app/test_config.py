@@ -20,9 +20,10 @@ from wildflower.server_app.config import (
     RunConfig,
     all_settings,
     descriptions,
+    method_groups,
     run_groups,
 )
-from wildflower.server_app.keys import block, block_of_settings, with_block
+from wildflower.server_app.keys import block_of_settings, with_block
 from wildflower.server_app.listed_keys import listed_keys, missing_keys
 from wildflower.server_app.near_keys import OTHER_NAMES
 from wildflower.strategies import METHODS
@@ -79,20 +80,12 @@ def test_the_block_is_written_anew_and_nothing_else(tmp_path, monkeypatch):
 
 
 def test_a_block_has_a_title_over_each_part_and_over_each_methods_keys():
-    defaults = {"task": "digits", "rounds": 3, "a.b": True, "a.c": 0.5, "d.e": ""}
-    text = block(defaults, {key: f"What {key} is" for key in defaults}, {"task": "The first part"})
-    assert text.splitlines() == [
-        "# The first part",
-        'task = "digits"  # What task is',
-        "rounds = 3  # What rounds is",
-        "# Settings of a",
-        "a.b = true  # What a.b is",
-        "a.c = 0.5  # What a.c is",
-        "# Settings of d",
-        'd.e = ""  # What d.e is',
-        "",
-    ]
-    assert dict(flat(tomllib.loads(text))) == defaults
+    lines = block_of_settings().splitlines()
+    assert lines[0] == f"# {PARTS['task']}"
+    titles = [line for line in lines if line.startswith("# ")]
+    assert titles[: len(PARTS)] == [f"# {title}" for title in PARTS.values()]
+    assert titles[len(PARTS) :] == [f"# Settings of {group}" for group in method_groups()]
+    assert lines[lines.index("# Settings of fedprox") + 1].startswith("fedprox.mu = 0.01  # ")
     assert set(PARTS) <= set(RunConfig.model_fields)
 
 

@@ -19,7 +19,7 @@ from wildflower.server_app.activity import gather_activity
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import Labels
 from wildflower.server_app.report import write_report
-from wildflower.server_app.report_maps import shade, shade_bounds
+from wildflower.server_app.report_maps import Shades
 from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from wildflower.server_app.run_records import DeviceRecord
 from wildflower.server_app.summary import global_model
@@ -484,12 +484,14 @@ def test_tiers_take_over_above_the_limit(monkeypatch):
 
 
 def test_shades():
-    assert shade_bounds([5, 1, 5]) == [1, 5]
-    assert [shade(size, [1, 5]) for size in (1, 5)] == [0, 5]
-    assert shade(7, [7]) == 5
-    bounds = shade_bounds(range(1, 14))
-    assert bounds == [3, 5, 7, 9, 11, 13]
-    assert [shade(size, bounds) for size in (1, 3, 4, 13)] == [0, 0, 1, 5]
+    few = Shades([5, 1, 5])
+    assert few.key(str) == [("s0", "1"), ("s5", "5")]
+    assert [few.color(size) for size in (1, 5)] == ["s0", "s5"]
+    assert Shades([7]).color(7) == "s5"
+    many = Shades(range(1, 14))
+    assert many.key(str)[0] == ("s0", "up to 3.0")
+    assert many.bounds == [3, 5, 7, 9, 11, 13]
+    assert [many.color(size) for size in (1, 3, 4, 13)] == ["s0", "s0", "s1", "s5"]
 
 
 def test_rows_of_a_chart_have_names_of_their_own():
