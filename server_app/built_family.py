@@ -62,12 +62,14 @@ def family_of(
             wanted["members"] = {member: _member(config, task, given) for member, given in members.items()}
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
-        check_vocabulary(task, family)
+        for one in family.alternatives.values():
+            check_vocabulary(task, one)
         try:
             check_freeze(family)
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
-        check_last_token(task, family)
+        for one in family.alternatives.values():
+            check_last_token(task, one)
         # Before they are priced: what a module keeps for later, as by `lru_cache`, then has values.
         batches = Batches(config.batch_size, config.micro_batch_size, examples)
         for finding in try_networks(family, task, batches):
@@ -76,7 +78,8 @@ def family_of(
             left = "%s of %s devices leave one example out in every pass: it would be a batch by itself"
             log(INFO, left, batches.left_over, len(examples))
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
-        check_answers(task, family, config.batch_size)
+        for one in family.alternatives.values():
+            check_answers(task, one, config.batch_size)
     except (ConfigError, MissingExtraError):
         raise
     except Exception as error:

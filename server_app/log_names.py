@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from typing_extensions import override
-
 from wildflower.rounds.population import Population
 
 NUMBERS = re.compile(r"\b(node|device)s? \[?(\d{1,20}\b(?:(?:, | and )\d{1,20}\b)*)", re.IGNORECASE)
@@ -30,23 +28,17 @@ def with_names(text: str, nodes: Mapping[int, str], devices: Mapping[int, str]) 
     return NUMBERS.sub(names, text)
 
 
-class _Naming(logging.Filter):
-    def __init__(self, population: Population) -> None:
-        super().__init__()
-        self._population = population
-
-    @override
-    def filter(self, record: logging.LogRecord) -> bool:
-        if self._population.names:
-            devices = {state.device: state.name for state in self._population.newest_reports()}
-            record.msg, record.args = with_names(record.getMessage(), self._population.names, devices), ()
-        return True
-
-
 @contextmanager
 def naming_devices(population: Population) -> Iterator[None]:
     """Name real devices in what Flower's log is given; the workers of a simulation have no names."""
-    naming, logger = _Naming(population), logging.getLogger("flwr")
+
+    def naming(record: logging.LogRecord) -> bool:
+        if population.names:
+            devices = {state.device: state.name for state in population.newest_reports()}
+            record.msg, record.args = with_names(record.getMessage(), population.names, devices), ()
+        return True
+
+    logger = logging.getLogger("flwr")
     logger.addFilter(naming)
     try:
         yield

@@ -37,27 +37,32 @@ def add_run_hooks(
     The journal comes first: a checkpoint without its journal lines could not be resumed. The checkpoint comes after
     the hooks of users, so that it has what these keep after the round.
     """
-    before: list[RoundHook] = [Recording(journal), ScoredModels(run_dir, engine), NodeReports(run_dir)]
+    before: list[RoundHook] = [RunFolder(run_dir, engine, journal)]
+    if tracker is not None:
+        before.append(Tracking(tracker))
     if not engine.population.simulated:
         before.append(deliveries)
-    if tracker is not None:
-        before.insert(1, Tracking(tracker))
     after: list[RoundHook] = [Checkpoints(run_dir, engine, config.checkpoints.keep), Lines(config.rounds)]
     progress = Progress(run_dir, config, engine.method)
     engine.hooks[:] = [*before, *engine.hooks, *after, progress]
     return progress
 
 
-class Recording(RoundHook):
-    """Writes every round into the journal."""
+class RunFolder(RoundHook):
+    """Writes every round into the journal, the models of every evaluation, and what nodes said last."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, run_dir: Path, engine: Engine, journal: Journal) -> None:
+        self._run_dir, self._engine, self._journal = run_dir, engine, journal
 
     @override
     def at_end(self, round: Round) -> None:
         assert round.result is not None
         self._journal.write_round(round.record, round.result.devices)
+        if self._engine.evaluation.scored and round.record["score_by_tier"] is not None:  # there was an evaluation
+            task = load_task(TaskSpec.from_json(round.settings.task))  # at hand since `build`
+            save_models(self._run_dir, self._engine, task)
+        if reports := round.population.newest_reports():
+            write_nodes(self._run_dir, reports, round.population.quarantined())
 
 
 class Tracking(RoundHook):
@@ -69,31 +74,6 @@ class Tracking(RoundHook):
     @override
     def at_end(self, round: Round) -> None:
         self._tracker.write(round.number, finite(scalars_of(RoundRecord.model_validate(round.record))))
-
-
-class ScoredModels(RoundHook):
-    """Saves the models of every evaluation."""
-
-    def __init__(self, run_dir: Path, engine: Engine) -> None:
-        self._run_dir, self._engine = run_dir, engine
-
-    @override
-    def at_end(self, round: Round) -> None:
-        if self._engine.evaluation.scored and round.record["score_by_tier"] is not None:  # there was an evaluation
-            task = load_task(TaskSpec.from_json(round.settings.task))  # at hand since `build`
-            save_models(self._run_dir, self._engine, task)
-
-
-class NodeReports(RoundHook):
-    """Writes what nodes said last."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-
-    @override
-    def at_end(self, round: Round) -> None:
-        if reports := round.population.newest_reports():
-            write_nodes(self._run_dir, reports, round.population.quarantined())
 
 
 class Checkpoints(RoundHook):

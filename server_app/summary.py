@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from wildflower.server_app.ledger import spent
 from wildflower.server_app.run_folder import read_devices, read_rounds
-from wildflower.server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.run_records import TRAFFIC, RoundRecord, Summary
 from wildflower.server_app.unread_keys import loaded_method
 from wildflower.strategies import METHODS
 from wildflower.strategies.on_devices import OnDevices
@@ -67,11 +67,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         epsilon=privacy.epsilon if privacy else None,
         delta=privacy.delta if privacy else None,
         noised_releases=privacy.releases if privacy else None,
-        training_bytes_down=sum(record.training_bytes_down for record in rounds),
-        training_bytes_up=sum(record.training_bytes_up for record in rounds),
-        statistics_bytes_down=sum(record.statistics_bytes_down for record in rounds),
-        statistics_bytes_up=sum(record.statistics_bytes_up for record in rounds),
-        scoring_bytes_down=sum(record.scoring_bytes_down for record in rounds),
+        **{name: sum(getattr(record, name) for record in rounds) for name in TRAFFIC},
         devices_by_outcome=dict(sorted(outcomes.items())),
         simulated_seconds=rounds[-1].simulated_seconds if rounds else 0.0,
         wall_seconds=sum(record.wall_seconds for record in rounds),

@@ -31,11 +31,6 @@ def check_vocabulary(task: Task, family: Family) -> None:
     Likewise where it tells the texts of a pair apart by a token that stands inside of one. A family says the rows of
     its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
     """
-    for one in family.alternatives.values():
-        _check_vocabulary(task, one)
-
-
-def _check_vocabulary(task: Task, family: Family) -> None:
     rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
     if task.vocabulary is not None and isinstance(family, Bert) and rows is None:
         raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
@@ -57,12 +52,8 @@ def _check_vocabulary(task: Task, family: Family) -> None:
 
 def check_answers(task: Task, family: Family, batch_size: int) -> None:
     """Raise ValueError where networks answer once per input and the task labels every token, or the other way round."""
-    for one in family.alternatives.values():
-        if isinstance(one, ModuleFamily | Traced):
-            _check_answer(task, one, batch_size)
-
-
-def _check_answer(task: Task, family: ModuleFamily | Traced, batch_size: int) -> None:
+    if not isinstance(family, ModuleFamily | Traced):
+        return
     answer = family.answer(family.full(), batch_size)
     if task.label_kind != "classes of tokens":
         if len(answer) > 1:
@@ -83,11 +74,6 @@ def check_last_token(task: Task, family: Family) -> None:
     A fake tensor has no values, so that pricing cannot find this: the largest and the smallest network are built, and
     compute once. The smallest has the fewest rows, because its tensors are slices of the larger ones'.
     """
-    for one in family.alternatives.values():
-        _check_last_token(task, one)
-
-
-def _check_last_token(task: Task, family: Family) -> None:
     if task.vocabulary is None or getattr(family, "vocabulary", None) is not None:
         return
     for arch, which in {family.smallest(): "smallest", family.full(): "largest"}.items():

@@ -67,10 +67,6 @@ class CandidateMethod(Method[P]):
         self.both_models = setup.both_models
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
-        """Return the largest candidate that fits."""
-        return self.largest_candidate(budget)
-
-    def largest_candidate(self, budget: Budget) -> Architecture | None:
         """Return the largest candidate that fits; below the smallest what `below-smallest` says."""
         for architecture in self.candidates:
             if fits(self.cost(architecture), budget):

@@ -31,6 +31,7 @@ from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, levels_los
 from wildflower.strategies.params import CountOrZero, Params
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.submodel import CandidateMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -158,7 +159,7 @@ class NestedSearch(ModelSearch):
     @override
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         if self.params.architectures:
-            return self.largest_candidate(budget)
+            return CandidateMethod.assign(self, device, budget)
         return super().assign(device, budget)
 
     @override
