@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -11,11 +11,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from wildflower.messages.tensor_sets import Weights
-from wildflower.models.architecture import Architecture
-from wildflower.strategies.method import ClientStep, Model, Order, Setup, Trained, Training
+from wildflower.strategies.method import ClientStep, Order, Setup, Trained, Training
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Betas, Params, PositiveRate
-from wildflower.strategies.submodel import learned, without_statistics
+from wildflower.strategies.submodel import learned
 
 
 class FedAdamParams(Params):
@@ -56,6 +55,7 @@ class FedAdam(OneArchitecture[FedAdamParams]):
     """
 
     params_type: ClassVar[type[Params]] = FedAdamParams
+    ends_at_mean: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, params: FedAdamParams) -> None:
         super().__init__(setup, params)
@@ -75,10 +75,6 @@ class FedAdam(OneArchitecture[FedAdamParams]):
             mean[name] = self.adam.step(name, old[name], mean[name] - old[name])
         self.weights = mean
         return {}
-
-    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """Return the model without batch norm's statistics: after Adam those of the devices do not fit it."""
-        return without_statistics(super().models(architectures))
 
     @override
     def beside_weights(self) -> Mapping[str, Weights]:

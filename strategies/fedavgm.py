@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
 from wildflower.messages.tensor_sets import Weights
-from wildflower.models.architecture import Architecture
-from wildflower.strategies.method import ClientStep, Model, Order, Setup, Trained, Training
+from wildflower.strategies.method import ClientStep, Order, Setup, Trained, Training
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Decay, Params
-from wildflower.strategies.submodel import learned, without_statistics, zeros
+from wildflower.strategies.submodel import learned, zeros
 
 
 class FedAvgMParams(Params):
@@ -30,6 +29,7 @@ class FedAvgM(OneArchitecture[FedAvgMParams]):
     """
 
     params_type: ClassVar[type[Params]] = FedAvgMParams
+    ends_at_mean: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, params: FedAvgMParams) -> None:
         super().__init__(setup, params)
@@ -46,10 +46,6 @@ class FedAvgM(OneArchitecture[FedAvgMParams]):
         mean = self.mean.mean(self.weights)
         self.weights = momentum_step(self.v, self.weights, mean, self.params.beta)
         return {}
-
-    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """The model without batch norm's statistics: after momentum those of the devices do not fit it."""
-        return without_statistics(super().models(architectures))
 
     @override
     def beside_weights(self) -> Mapping[str, Weights]:

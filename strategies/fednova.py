@@ -12,14 +12,11 @@ from typing import ClassVar
 import torch
 
 from wildflower.messages.tensor_sets import STATISTICS
-from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.cost import Cost
 from wildflower.models.weights import trained_parameters
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Trained
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params
-from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.training_steps import ChangesTraining
 
 # The client step ------------------------------------------------------------------------------------------------------
@@ -69,15 +66,12 @@ class FedNova(OneArchitecture[Params]):
     """
 
     returns_changes: ClassVar[bool] = True
+    parameter_copies: ClassVar[int] = 1  # what was received
     only_sgd: ClassVar[bool] = True
 
     def client_step(self, order: Order) -> ClientStep:
         """Training whose change is normalized."""
         return NormalizedTraining()
-
-    def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training, which also holds what was received."""
-        return with_parameter_copies(super().training_cost(architecture), 1)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """One step along the mean of the normalized changes, as long as the devices' steps are in the mean."""

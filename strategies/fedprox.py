@@ -6,12 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from wildflower.models.architecture import Architecture
-from wildflower.models.cost import Cost
 from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Training
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, Rate
-from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Regularizer
 
 
@@ -42,11 +39,8 @@ class FedProx(OneArchitecture[FedProxParams]):
     """FedAvg whose devices minimize the proximal objective, all on the whole model."""
 
     params_type: ClassVar[type[Params]] = FedProxParams
+    parameter_copies: ClassVar[int] = 2  # what was received, and a gradient before there is one
 
     def client_step(self, order: Order) -> ClientStep:
         """The proximal objective."""
         return ProximalTraining(mu=self.params.mu)
-
-    def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training beside what was received, and a gradient before there is one."""
-        return with_parameter_copies(super().training_cost(architecture), 2)

@@ -21,7 +21,6 @@ from wildflower.messages.packing import Layout, MessageError
 from wildflower.messages.sums import UNIT, WeightedSum, flatten
 from wildflower.messages.tensor_sets import TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
-from wildflower.models.cost import Cost
 from wildflower.models.placement import Placement
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.method import (
@@ -38,8 +37,7 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Fraction, Params
-from wildflower.strategies.pricing import with_parameter_copies
-from wildflower.strategies.tickets import COPIES, TicketTraining, bits, kept_after, pack_bits, prunable, unpack_bits
+from wildflower.strategies.tickets import TicketTraining, bits, kept_after, pack_bits, prunable, unpack_bits
 
 
 class LotteryFLParams(Params):
@@ -65,6 +63,7 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
     # Every device has coordinates of its own.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True)
     returns_changes: ClassVar[bool] = True
+    parameter_copies: ClassVar[int] = 2  # the first weights, and the masks
 
     def __init__(self, setup: Setup, params: LotteryFLParams) -> None:
         super().__init__(setup, params)
@@ -94,10 +93,6 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
     def _half(self, prunings: int, *, begins: bool) -> TicketTraining:
         p = self.params
         return TicketTraining(prunings=prunings, begins=begins, pruned=p.pruned, threshold=p.threshold, target=p.target)
-
-    def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training beside the first weights and the masks."""
-        return with_parameter_copies(super().training_cost(architecture), COPIES)
 
     @override
     def priced_step(self, architecture: Architecture) -> ClientStep:

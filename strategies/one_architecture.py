@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,11 +10,12 @@ from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
+from wildflower.models.cost import Cost
 from wildflower.strategies.contract_values import Setup
 from wildflower.strategies.exits import by_exit
-from wildflower.strategies.method import P, Traits
-from wildflower.strategies.pricing import fits
-from wildflower.strategies.submodel import SubModelMethod
+from wildflower.strategies.method import Model, P, Traits
+from wildflower.strategies.pricing import fits, with_parameter_copies
+from wildflower.strategies.submodel import SubModelMethod, without_statistics
 
 
 class OneArchitecture(SubModelMethod[P]):
@@ -24,11 +26,16 @@ class OneArchitecture(SubModelMethod[P]):
         returns_changes: devices return changes, or more than weights: `both-models` and `aggregation.norm-bound`, which
             are about weights, do not go with the method.
         only_sgd: the method counts the steps of SGD.
+        parameter_copies: tensors as large as all parameters that the client step holds beside plain training.
+        ends_at_mean: the next model is the mean of the devices'. After another step, such as Adam's, the mean of their
+            batch norm statistics does not fit the model, and devices take them anew before it is scored.
     """
 
     everyone = True
     returns_changes: ClassVar[bool] = False
     only_sgd: ClassVar[bool] = False
+    parameter_copies: ClassVar[int] = 0
+    ends_at_mean: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: P) -> None:
         optimizer, bound = setup.settings.training.optimizer, setup.settings.norm_bound
@@ -64,6 +71,15 @@ class OneArchitecture(SubModelMethod[P]):
     @property
     def scored_architecture(self) -> Architecture:
         return self.architecture
+
+    @override
+    def training_cost(self, architecture: Architecture) -> Cost:
+        return with_parameter_copies(super().training_cost(architecture), self.parameter_copies)
+
+    @override
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        found = super().models(architectures)
+        return found if self.ends_at_mean else without_statistics(found)
 
     @property
     def deliverable(self) -> list[Architecture]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,7 +18,6 @@ from wildflower.strategies.method import (
     Answer,
     ClientContext,
     ClientStep,
-    Model,
     Order,
     Setup,
     Trained,
@@ -26,8 +25,7 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, Rate
-from wildflower.strategies.pricing import with_parameter_copies
-from wildflower.strategies.submodel import without_statistics, zeros
+from wildflower.strategies.submodel import zeros
 from wildflower.strategies.training_steps import ChangesTraining
 
 MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
@@ -93,9 +91,11 @@ class QFedAvg(OneArchitecture[QFedAvgParams]):
     """w <- w - sum_k Delta_k / sum_k h_k over the round's devices. Every device trains the whole model."""
 
     params_type: ClassVar[type[Params]] = QFedAvgParams
+    ends_at_mean: ClassVar[bool] = False
     # Its step is a quotient of two sums over the devices.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False)
     returns_changes: ClassVar[bool] = True
+    parameter_copies: ClassVar[int] = 1  # what was received
 
     def __init__(self, setup: Setup, params: QFedAvgParams) -> None:
         if rates := setup.settings.training.learning_rates:
@@ -110,8 +110,8 @@ class QFedAvg(OneArchitecture[QFedAvgParams]):
         return FairTraining(weighting="uniform", q=self.params.q)
 
     def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training, which also holds what was received, and a forward pass over all examples before it."""
-        price = with_parameter_copies(super().training_cost(architecture), 1)
+        """Plain training, and a forward pass over all examples before it."""
+        price = super().training_cost(architecture)
         return replace(price, training_flops=price.training_flops + price.training_flops // 3)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
@@ -125,7 +125,3 @@ class QFedAvg(OneArchitecture[QFedAvgParams]):
             for name, old in self.weights.items()
         }
         return {"curvature": h}
-
-    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """The model without batch norm's statistics: after the step those of the devices do not fit it."""
-        return without_statistics(super().models(architectures))

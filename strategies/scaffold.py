@@ -15,7 +15,6 @@ from wildflower.messages.orders import Merge
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.cost import Cost
 from wildflower.models.weights import trained_parameters
 from wildflower.strategies.aggregation import CoordinateMean
 from wildflower.strategies.fednova import effective_steps
@@ -33,7 +32,6 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params, PositiveRate
-from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.shared_losses import Regularizer
 from wildflower.strategies.submodel import learned, zeros
 
@@ -105,6 +103,7 @@ class Scaffold(OneArchitecture[ScaffoldParams]):
     # c must stay the mean of the devices' control variates.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False)
     returns_changes: ClassVar[bool] = True
+    parameter_copies: ClassVar[int] = 5  # x, c, c_i, their difference, and a gradient before there is one
     only_sgd: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: ScaffoldParams) -> None:
@@ -115,10 +114,6 @@ class Scaffold(OneArchitecture[ScaffoldParams]):
     def client_step(self, order: Order) -> ClientStep:
         """Training under control variates."""
         return ControlledTraining()
-
-    def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training beside x, c, c_i, their difference, and a gradient before there is one."""
-        return with_parameter_copies(super().training_cost(architecture), 5)
 
     def payload(self, group: Group) -> TensorSets:
         """The weights and the control variate of the model that devices train: of a `choice`, the largest member."""

@@ -20,7 +20,6 @@ from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
 from wildflower.messages.tensor_sets import TensorSet, TensorSets, Weights, parameters_of
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.cost import Cost
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import Coordinates, Placement, Select
@@ -42,7 +41,6 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Params
-from wildflower.strategies.pricing import with_parameter_copies
 from wildflower.strategies.scaffold import mean_gradients
 from wildflower.strategies.shared_losses import Regularizer
 from wildflower.strategies.submodel import learned, zeros
@@ -148,6 +146,7 @@ class Spatl(OneArchitecture[SpatlParams]):
     # Control variates rely on its being the mean.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True)
     returns_changes: ClassVar[bool] = True
+    parameter_copies: ClassVar[int] = 5  # as in SCAFFOLD
     only_sgd: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: SpatlParams) -> None:
@@ -172,10 +171,6 @@ class Spatl(OneArchitecture[SpatlParams]):
     def client_step(self, order: Order) -> SalientTraining:
         """Training under control variates; salient channels come back."""
         return SalientTraining(kept=1 - self.params.sparsity)
-
-    def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training beside x, c, c_i, their difference, and a gradient before there is one."""
-        return with_parameter_copies(super().training_cost(architecture), 5)
 
     def payload(self, group: Group) -> TensorSets:
         """The encoder and the control variate."""

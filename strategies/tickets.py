@@ -25,8 +25,6 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import Fraction
 
-COPIES = 2  # of all parameters: the first weights, and the masks
-
 
 class TicketTraining(ClientStep):
     """Devices minimize the task's loss, such as L = CE(f(x; m * w), y), over the weights that their mask m keeps.
