@@ -133,5 +133,6 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Stand-ins for the processes of runs, which write a run's journal at once."""
     made = Runs()
     monkeypatch.setattr("wildflower.launch.child.start", made.start)
+    monkeypatch.setattr("wildflower.launch.child.load_for_forks", lambda: False)
     monkeypatch.setattr("wildflower.launch.sweeps.LOOK_SECONDS", 0.0)
     return made

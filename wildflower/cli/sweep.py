@@ -1,5 +1,6 @@
 """`wildflower sweep`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -61,7 +62,7 @@ def do_sweep(asked: "SweepRequest", html: Path | None) -> NoReturn:
     from wildflower.launch.terminal import terminal
 
     with stop_signals_interrupt():
-        outcome = sweeps.sweep(asked, terminal())
+        outcome = sweeps.sweep(replace(asked, alone=True), terminal())
     if outcome.interrupted:
         typer.echo("Stopped; the same command goes on with what is missing.")
     if outcome.finished:

@@ -1,6 +1,7 @@
 """A run in a process of its own, for whoever goes on meanwhile: a sweep, a notebook.
 
 Hooks that Python gives are objects of this process: their run is forked from it, and nothing of them is ever pickled.
+The command forks the runs of its sweeps, because to load PyTorch takes as long as several rounds of a small run.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import psutil
 
 from wildflower.devices.private import private_open
 from wildflower.launch.experiment_file import SettingsError
+from wildflower.launch.forked_server import prepare_to_fork, print_to
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.launch.starting import loading_modules
 from wildflower.launch.superlink import interrupted_later
+from wildflower.plugins.extras import needed
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -65,9 +68,11 @@ class Forked:
 Child = subprocess.Popen[bytes] | Forked
 
 
-def begin(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Child:
-    """Start a run, by a fork where it has hooks of this process; what it prints goes to the end of a file."""
-    if hooks:
+def begin(
+    experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook], forked: bool = False
+) -> Child:
+    """Start a run, by a fork where asked or where it has hooks; what it prints goes to the end of a file."""
+    if hooks or forked:
         return fork(experiment, overrides, output, hooks)
     with private_open(output, "ab") as file:
         return start(experiment, overrides, file)
@@ -86,7 +91,7 @@ def running(experiment: Path, overrides: Sequence[str], output: Path, hooks: Seq
 
 
 def fork(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Forked:
-    """Start a run that has hooks of this process; what it prints goes to the end of a file.
+    """Start a run as a fork of this process, whose hooks it can have; what it prints goes to the end of a file.
 
     It is stopped when this process ends, as one of `start` is.
     """
@@ -94,6 +99,22 @@ def fork(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequen
     process = multiprocessing.get_context("fork").Process(target=_run_forked, args=arguments, name="run")
     process.start()
     return Forked(process)
+
+
+def load_for_forks() -> bool:
+    """Load what runs need, before some are forked from this process; False where none can be.
+
+    The process may do nothing else: PyTorch computes on one thread from now on.
+    """
+    if _why_not_fork():
+        return False
+    prepare_to_fork()
+    with loading_modules(), needed("pandas", "a run's report"):
+        import pandas  # noqa: F401
+
+        import wildflower.server_app.app
+        import wildflower.server_app.report  # noqa: F401
+    return True
 
 
 def _why_not_fork() -> str:
@@ -140,7 +161,6 @@ def _run_forked(
 
     from wildflower.client_app.worker import end_with
     from wildflower.launch.experiment import run_experiment
-    from wildflower.launch.forked_server import print_to
 
     os.setsid()  # Ctrl-C at the terminal reaches the parent alone, which then stops its runs in order
     signal.signal(signal.SIGINT, signal.default_int_handler)

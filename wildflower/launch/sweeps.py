@@ -79,6 +79,7 @@ class SweepRequest:
         grid: values of keys.
         jobs: runs at a time.
         hooks: objects of this process, from which runs are then forked.
+        alone: this process does nothing but the sweep, so that runs can be forked from it without hooks too.
     """
 
     experiment: Path
@@ -89,6 +90,7 @@ class SweepRequest:
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
     jobs: int = 1
     hooks: Sequence["RoundHook"] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -361,6 +363,7 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
     console.print(f"{len(planned)} runs in {asked.folder}, {done} of them finished", highlight=False, soft_wrap=True)
     bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
     private_folder(asked.folder / SWEEP_LOGS)
+    forks = asked.alone and bool(waiting) and child.load_for_forks()
     failed: dict[Planned, str] = {}
     running: list[Running] = []
     interrupted = False
@@ -368,7 +371,7 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
         while waiting or running:
             while waiting and len(running) < asked.jobs:
                 with interrupted_later():
-                    running.append(_start(asked, waiting.pop(0)))
+                    running.append(_start(asked, waiting.pop(0), forks))
             if bar is not None:
                 bar.show(done, f"{done} of {len(planned)} runs", _progress(running))
             time.sleep(LOOK_SECONDS)
@@ -402,10 +405,10 @@ def _finished(run: Planned) -> bool:
     return bool(read_config(run.run_dir).config.get("rounds", 0) >= run.rounds)
 
 
-def _start(asked: SweepRequest, run: Planned) -> Running:
+def _start(asked: SweepRequest, run: Planned, forks: bool) -> Running:
     overrides = [*run.overrides, *(["resume=true"] if is_run(run.run_dir) else [])]
     log = asked.folder / SWEEP_LOGS / f"{run.name}.log"
-    process = child.begin(asked.experiment, overrides, log, asked.hooks)
+    process = child.begin(asked.experiment, overrides, log, asked.hooks, forks and run.engine == "local")
     return Running(run, process, log, JournalWatch(run.run_dir))
 
 
