@@ -203,7 +203,7 @@ def test_pools_by_slices_take_less_than_the_price(exits):
     for arch in architectures(family):
         predicted = cost(family, arch, batch_size=64, optimizer="sgd").peak_training_memory_bytes
         predicted -= CONVOLUTION_KERNEL_BYTES * distinct_convolutions(family, arch)
-        assert 0.8 * predicted < allocated_peak_bytes(family, arch, 64, "sgd") <= predicted
+        assert 0.7 * predicted < allocated_peak_bytes(family, arch, 64, "sgd") <= predicted
     whole = cost(family, family.full(), batch_size=64, optimizer="sgd").peak_training_memory_bytes
     assert (
         allocated_peak_bytes(family, family.full(), 64, "sgd") < 0.95 * whole
