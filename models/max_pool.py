@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# A pool that trains is faster by slices for tensors of more values: at so many it is level with PyTorch's, at 110,000 it
-# takes 0.6 of its time, and at 500,000 0.4.
+# A pool that trains is faster by slices for tensors of more values: with so many it is level with PyTorch's, with
+# 110,000 it takes 0.6 of its time, and with 500,000 it takes 0.4.
 LEAST_BY_SLICES = 2**16
 MOST_COLUMNS = 2**8 - 2  # a byte says where in a window the maximum is: at most a row and one value further
 
