@@ -3,6 +3,13 @@
 import importlib.util
 from pathlib import Path
 
+# Without dropout of attention's weights, for which PyTorch has no fused kernel on CPUs; {name} is the folder.
+MINILM = {
+    **{"model_type": "bert", "vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6},
+    **{"num_attention_heads": 12, "intermediate_size": 1536, "attention_probs_dropout_prob": 0.0},
+}
+MODEL = "model = {{name = '{name}', attention_probs_dropout_prob = 0.0}}"
+
 
 def pretrained() -> str:
     """The folder of its weights and its tokenizer; SystemExit, which says what to install, where there is none."""

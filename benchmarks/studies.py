@@ -89,6 +89,7 @@ RECORDED_AS = {
     "trec:TASK": "trec",
     "questions:TASK": "trec",
     "nero:TASK": "nero",
+    "transformers:AutoModel": "encoder",  # a family of its own then
 }
 Figures = dict[str, dict]  # of one method: seed -> figures
 
@@ -288,7 +289,7 @@ class Study:
             del experiment["deliver"]
         if experiment.get("data-dir") == "data/hapt":  # was found in a package when figures were recorded
             del experiment["data-dir"]
-        for key in ("fleet", "task"):
+        for key in ("fleet", "task", "family"):
             experiment |= {key: RECORDED_AS[experiment[key]]} if experiment.get(key) in RECORDED_AS else {}
         settings: dict[str, Any] = {"": _as_recorded(experiment)}
         for setting in (then for now in self.methods[method] for then in self.recorded_as.get(now, (now,))):

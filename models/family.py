@@ -18,7 +18,6 @@ from wildflower.models.choice import Choice
 from wildflower.models.cnn import Cnn3, Cnn10, PflCnn
 from wildflower.models.darts import Darts
 from wildflower.models.densenet import DenseNet121
-from wildflower.models.encoder import Encoder
 from wildflower.models.lenet import LeNet5
 from wildflower.models.levels import Levels
 from wildflower.models.mlp import Mlp
@@ -39,7 +38,7 @@ FAMILIES: dict[str, type[Family]] = {
     for family in (
         *(LeNet5, Mlp, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
         *(MobileNetV2, MobileNetV3, OfaResNet50),
-        *(VitTiny, Bert, BertTiny, Encoder, Darts, Choice),
+        *(VitTiny, Bert, BertTiny, Darts, Choice),
     )
 }
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import Family, check_cut, check_flag, check_norm
+from wildflower.models.base import Family, check_cut, check_flag, check_norm, is_count
 from wildflower.models.layers import Channels
 from wildflower.models.placement import Placement, Select, kept_channels, leading, place
 from wildflower.plugins.nearest import nearest_part
@@ -132,6 +133,23 @@ class GroupFamily(Family):
     def place(self, arch: Architecture, select: Select = leading) -> Placement:
         """Return where the sub-model's tensors lie in the global ones, with `select` applied to every channel group."""
         return _leading(self, arch) if select is leading else _placement(self, arch, select)
+
+
+def check_depths(name: str, depths: object, blocks: Sequence[int]) -> None:
+    """Raise ValueError unless depths ascend and end with all blocks of the one stack, of which `blocks` are counted."""
+    if not isinstance(depths, tuple) or not all(is_count(depth) for depth in depths):
+        raise ValueError(f"{name}: depths must be numbers of blocks such as [2, 4], not {depths!r}")
+    if len(blocks) != 1:
+        raise ValueError(f"{name}: depths are of one stack of blocks, and there are {len(blocks)}: leave depths out")
+    if list(depths) != sorted({*depths, blocks[0]}):
+        raise ValueError(f"{name}: depths must ascend and end with depth = {blocks[0]}, not be {list(depths)}")
+
+
+def depth_at(depths: Sequence[int], rate: float) -> int:
+    """Return the first of some depths that has this share of the last one."""
+    if not 0 < rate <= 1:
+        raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+    return next(depth for depth in depths if depth >= math.ceil(round(rate * depths[-1], 9)))
 
 
 def _placement(family: GroupFamily, arch: Architecture, select: Select) -> Placement:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import is_count
 from wildflower.models.block_family import BlockFamily
 from wildflower.models.cost import FLOAT_BYTES, Footprint, Shape, table_footprint
+from wildflower.models.group_family import check_depths, depth_at
 from wildflower.models.layers import Block, Channels, Elementwise, Layer, Linear, Scaler, Stateless, TensorSpec, spec
 from wildflower.models.placement import Axis
 
@@ -320,13 +320,8 @@ class Transformer(BlockFamily):
         self._check_counts("hidden", "depth", "heads", "mlp")
         if self.hidden % self.heads:
             raise ValueError(f"{self.name}: hidden must be a multiple of heads, {self.hidden} is none of {self.heads}")
-        depths = self.depths
-        if not isinstance(depths, tuple) or not all(is_count(depth) for depth in depths):
-            raise ValueError(f"{self.name}: depths must be numbers of blocks such as [2, 4], not {depths!r}")
-        if depths and list(depths) != sorted({*depths, self.depth}):
-            raise ValueError(
-                f"{self.name}: depths must ascend and end with depth = {self.depth}, not be {list(depths)}"
-            )
+        if self.depths != ():
+            check_depths(self.name, self.depths, [self.depth])
         super().__post_init__()
 
     @property
@@ -358,9 +353,7 @@ class Transformer(BlockFamily):
 
     def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         """Return the cut of a width rate; with `depths`, the first of them that has this share of the blocks."""
-        found = super().up_to(exit, rate)
-        wanted = math.ceil(round(rate * self.depth, 9))
-        return self.first_layers(next(depth for depth in self.depths if depth >= wanted)) if self.depths else found
+        return self.first_layers(depth_at(self.depths, rate)) if self.depths else super().up_to(exit, rate)
 
     def encoder(self, arch: Architecture, *, norm_first: bool) -> list[Block]:
         """Return the kept blocks, two residual ones for each: attention, then MLP.

@@ -13,6 +13,7 @@ from wildflower.models.cost import cost
 from wildflower.models.family import Family, family_class, make_family
 from wildflower.models.frozen import check_freeze
 from wildflower.models.initial import folder_of_sizes
+from wildflower.models.of_transformers import NAME
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.plugins.nearest import did_you_mean
 from wildflower.plugins.reference import is_reference, one_sentence
@@ -127,5 +128,6 @@ def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "separator": task.vocabulary.separator,  # which no model's folder says
     }
     # A model that exists has a vocabulary of its own, which is then compared with the task's.
-    own = "model" in arguments
+    model = arguments.get("model")
+    own = model is not None and (not isinstance(model, Mapping) or NAME in model)
     return labels if own else labels | {"vocabulary": task.vocabulary.tokens, "pad_id": task.vocabulary.pad_id}

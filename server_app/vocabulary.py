@@ -33,7 +33,7 @@ def check_vocabulary(task: Task, family: Family) -> None:
     """
     rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
     if task.vocabulary is not None and isinstance(family, Bert) and rows is None:
-        raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
+        raise ValueError("it reads characters, as many as there are classes: take family = 'transformers:AutoModel'")
     if task.vocabulary is not None:
         task.vocabulary.check_pairs(family.pair_separator)
     if task.vocabulary is None or rows is None:

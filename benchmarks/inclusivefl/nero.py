@@ -150,4 +150,4 @@ def _records(file: Path) -> Iterator[tuple[str, list[str]]]:
         raise ValueError(f"{file}: its last record is not whole; fetch it again")
 
 
-TASK = Kind(load, "encoder", arguments=NeroArguments)
+TASK = Kind(load, "transformers:AutoModel", arguments=NeroArguments)

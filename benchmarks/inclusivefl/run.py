@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks import minilm
 from benchmarks.inclusivefl.trec import installed, read_package
-from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
@@ -36,6 +36,8 @@ SAME_IN_ALL = ("all-large", "all-small")
 EVERY = 2  # rounds between two evaluations
 SEEDS_OF_A_CLAIM = 3
 ENCODER, QUESTIONS = "<all-MiniLM-L6-v2>", "<questions by their coarse classes>"
+MODEL = minilm.MODEL.format(name=ENCODER)
+DEPTHS = f"family-arguments={MODEL}, depths = [2, 4, 6]"
 TEXTS = f"task-arguments=tokenizer = '{ENCODER}', max_tokens = 40"
 # The questions by their coarse classes. Steps of 5e-4 are too long for six layers there: trained on all questions for
 # 150 steps they end at 74 % with these, and at 89 % with 2e-4; two layers at 84 and 87 %.
@@ -62,8 +64,8 @@ and two of `desc`, of which six sevenths are DESC's."""
 # Heads behind two and four layers too, which learn as fast as the last one; T of DepthFL's ramp is the run's rounds.
 EXITS = [
     *("strategy=depthfl", "depthfl.ramp-rounds=24"),
-    "family-arguments=depths = [2, 4, 6], early_exits = true",
-    "learning-rates=exit2 = 10, exit4 = 10, classifier = 10",
+    f"family-arguments={MODEL}, early_exits = true",
+    "learning-rates=exit1 = 10, exit2 = 10, classifier = 10",
 ]
 # The server's Adam with a rate at which all-large learns best, of 0.003 and 0.01 (seed 0, 16 rounds).
 ADAM = ["strategy=inclusivefl", "fedadam.eta=0.01"]
@@ -74,6 +76,12 @@ CONTROLS = "strategy=inclusivefl_controls"
 OF_CONTROLS = ("inclusivefl-controls.server=mean", "inclusivefl-controls.momentum=0")
 # What these settings were called when figures were recorded.
 RECORDED_AS = {
+    f"family-arguments={MODEL}, depths = [2, 4, 6]": (),  # as in the experiment files
+    f"family-arguments={MODEL}, early_exits = true": ("family-arguments=depths = [2, 4, 6], early_exits = true",),
+    "learning-rates=exit1 = 10, exit2 = 10, classifier = 10": (
+        "learning-rates=exit2 = 10, exit4 = 10, classifier = 10",
+    ),
+    f"family-arguments={MODEL}": ("family-arguments=",),
     f"{CONTROLS}:SharesAll": ("strategy=inclusivefl", "inclusivefl.share=all"),
     f"{CONTROLS}:RatesByType": ("strategy=inclusivefl", "inclusivefl.rates=2.5, 1, 1"),
     f"{CONTROLS}:ExclusiveAdam": ("strategy=fedadam", "fedadam.use=exclusive"),
@@ -81,7 +89,7 @@ RECORDED_AS = {
     **{setting: (setting.replace("-controls", ""),) for setting in OF_CONTROLS},
 }
 # HeteroFL cuts widths, to networks of as many parameters as those of two, four and six layers.
-WIDTHS = ["family-arguments=", "widths=0.58, 0.82, 1"]
+WIDTHS = [f"family-arguments={MODEL}", "widths=0.58, 0.82, 1"]
 MEANS = {
     "all-large": ["strategy=fedavg"],
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive", "below-smallest=skip"],
@@ -128,7 +136,7 @@ def settings(task: str, split: str, method: str) -> list[str]:
     kind = "widths" if method == "heterofl" else "depths"
     fleet_file = HERE / "fleets" / f"{fleet}-{kind}.toml"
     # What is given later overrides what was given before.
-    given = [f"fleet={fleet_file}", f"initial.weights={ENCODER}", *TASKS[task], *own, *methods_of(task)[method]]
+    given = [f"fleet={fleet_file}", f"initial.weights={ENCODER}", DEPTHS, *TASKS[task], *own, *methods_of(task)[method]]
     return [f"{key}={value}" for key, value in dict(setting.split("=", 1) for setting in given).items()]
 
 
@@ -238,7 +246,7 @@ STUDY = Study(
         if (name := f"{task} | {split} | {method}") == row_of(task, split, method)
     },
     places={
-        ENCODER: lambda _: pretrained(),
+        ENCODER: lambda _: minilm.pretrained(),
         QUESTIONS: lambda _: str(write_coarse(STUDY.runs / "questions")),
     },
     figures=figures,

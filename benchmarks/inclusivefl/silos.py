@@ -9,7 +9,7 @@ A silo is one annotator, with its own tags, and is scored on its own held-out se
 from pathlib import Path
 from statistics import mean, stdev
 
-from benchmarks.inclusivefl.run import ENCODER, TIERS, WIDTHS
+from benchmarks.inclusivefl.run import DEPTHS, ENCODER, MODEL, RECORDED_AS, TIERS, WIDTHS
 from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 # Of two, four and six layers. These three have 6,063, 9,652 and 6,299 sentences; the others have 1,200 at most.
 ANNOTATORS = (5, 7, 13)
 ALL = [
+    DEPTHS,
     f"initial.weights={ENCODER}",
     f"task-arguments=tokenizer = '{ENCODER}', max_tokens = 32, annotators = {list(ANNOTATORS)}, own_labels = true",
 ]
@@ -26,13 +27,14 @@ OWN_HEADS = ["strategy=inclusivefl", "inclusivefl.head=own"]
 MEAN = [*OWN_HEADS, "inclusivefl.server=mean"]
 NO_MOMENTUM = "inclusivefl.momentum=0"
 MOMENTUM = "inclusivefl.momentum=0.5"  # the paper's for entities
+TWO_LAYERS = f"family-arguments={MODEL.removesuffix('}')}, num_hidden_layers = 2}}"
 METHODS = {
     # Every type is one silo, so that nothing is averaged where types share nothing. The method `local` itself does not
     # begin with given weights.
     "local": [*MEAN, NO_MOMENTUM, "inclusivefl.share=none"],
     # One type for all silos: the mean of their layers, and a head of each one's own.
     "all-small": [
-        *(*MEAN, NO_MOMENTUM, "family-arguments=depths = [2]"),
+        *(*MEAN, NO_MOMENTUM, TWO_LAYERS),
         f"fleet={HERE / 'fleets' / 'silos-alike.toml'}",
     ],
     "all-small, one head": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -78,10 +80,15 @@ def table(_study: Study, results: dict[str, Figures]) -> str:
 
 STUDY = Study(
     HERE / "silos.toml",
-    {method: [*ALL, *sets] for method, sets in METHODS.items()},
+    {
+        # What is given later overrides what was given before.
+        method: [f"{key}={value}" for key, value in dict(one.split("=", 1) for one in [*ALL, *sets]).items()]
+        for method, sets in METHODS.items()
+    },
     places={ENCODER: lambda _: pretrained()},
     figures=figures,
     table=table,
+    recorded_as=RECORDED_AS | {TWO_LAYERS: ("family-arguments=depths = [2]",)},
 )
 
 if __name__ == "__main__":

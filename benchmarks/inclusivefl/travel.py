@@ -25,7 +25,7 @@ import wildflower.server_app.app
 from benchmarks.inclusivefl.lora import RANK, base
 from benchmarks.inclusivefl.run import TIERS
 from benchmarks.memory.measure import run_case
-from benchmarks.minilm import pretrained
+from benchmarks.minilm import MINILM, pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.tables import markdown, write_between
 from tests.grid import InProcessGrid
@@ -37,7 +37,10 @@ from wildflower.server_app.config import RunConfig
 RESULTS, README = (Path(__file__).with_name(name) for name in ("travel.json", "README.md"))
 LAYERS = (2, 4, 6)
 TOKENS, BATCH_SIZE, CLASSES, ROUNDS = 40, 16, 47, 3
-ENCODER: dict[str, Any] = {"name": "encoder", "depths": list(LAYERS)}
+ENCODER: dict[str, Any] = {
+    **{"name": "transformers:AutoModel", "model": MINILM, "tokens": True},
+    "depths": list(LAYERS),
+}
 ADAPTED: dict[str, Any] = {
     "name": "benchmarks.inclusivefl.lora:adapted",
     "levels": [{"layers": layers} for layers in LAYERS],
@@ -50,8 +53,8 @@ BOTTLENECK = 32
 TRAINED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "all": (ENCODER, ()),
     "all but embeddings": (ENCODER, ("embeddings",)),
-    f"LoRA, rank {RANK}, and the head": (ENCODER | {"lora": RANK, "lora_alpha": 2 * RANK}, BODY),
-    f"bottlenecks, {BOTTLENECK} wide, and the head": (ENCODER | {"adapter": BOTTLENECK}, BODY),
+    f"LoRA, rank {RANK}, and the head": (ENCODER | {"arguments": {"lora": RANK, "lora_alpha": 2.0 * RANK}}, BODY),
+    f"bottlenecks, {BOTTLENECK} wide, and the head": (ENCODER | {"arguments": {"adapter": BOTTLENECK}}, BODY),
     f"LoRA, rank {RANK}, by peft, and the head": (ADAPTED, base(LAYERS[-1])),
 }
 RUN: dict[str, Any] = {
@@ -79,10 +82,17 @@ def family_of(trained: str) -> Family:
     return make_family(spec | {"input_shape": [TOKENS], "classes": CLASSES, "freeze": list(frozen)})
 
 
+def toml(value: Any) -> str:
+    """A value in a line of TOML."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {toml(inner)}' for key, inner in value.items())}}}"
+    return repr(value)
+
+
 def arguments_of(spec: dict[str, Any]) -> str:
     """The `family-arguments` of a family."""
     if spec["name"] == ENCODER["name"]:
-        return ", ".join(f"{key} = {value}" for key, value in spec.items() if key != "name")
+        return ", ".join(f"{key} = {toml(value)}" for key, value in spec.items() if key not in ("name", "tokens"))
     levels = ", ".join(f"{{layers = {layers}}}" for layers in LAYERS)
     return f"levels = [{levels}], arguments = {{rank = {RANK}}}, tokens = true"
 

@@ -106,4 +106,4 @@ def read_package(file: Path) -> Texts:
     return found
 
 
-TASK = Kind(load, "encoder", arguments=TextArguments, fixed=True)
+TASK = Kind(load, "transformers:AutoModel", arguments=TextArguments, fixed=True)

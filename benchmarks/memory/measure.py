@@ -55,9 +55,7 @@ PLAN: list[tuple[dict[str, Any], str, tuple[int, int]]] = [
     ({"name": "resnet152"}, "sgd", (4, 8)),
     ({"name": "vit-tiny"}, "adamw", (8, 32)),
     ({"name": "bert", "hidden": 512, "depth": 6, "heads": 8, "mlp": 2048}, "sgd-momentum", (8, 32)),
-    # Traced: MiniLM-L6 cut in depth, a small RoBERTa cut in width, and a plain module of PyTorch's.
-    ({"name": "encoder", "input_shape": [64], "depths": [2, 4, 6]}, "adamw", (8, 32)),
-    ({"name": "encoder", "kind": "roberta", "pad_id": 1, "hidden": 192, "depth": 4, "mlp": 768}, "sgd", (8, 32)),
+    # A plain module of PyTorch's, which is traced; others are in benchmarks/any_model.
     ({"name": "benchmarks.memory.plain:Plain", "input_shape": [3, 32, 32], "levels": LEVELS}, "adam", (16, 64)),
     # Micro-batches, whose gradients are added up: the sizes are those of a micro-batch.
     ({"name": "mlp", "hidden": [2000, 2000, 2000]}, "sgd" + ACCUMULATED, (8, 32)),
@@ -88,8 +86,7 @@ def train(
     optim = make_optimizer(optimizer.removesuffix(ACCUMULATED), model)
     micro_batches = 3 if optimizer.endswith(ACCUMULATED) else 1
     if family.input_dtype == torch.int64:
-        # No padding token among them, which is 0 or 1.
-        inputs = torch.randint(2, family.classes, (batch_size, *family.input_shape), device=device)
+        inputs = torch.randint(family.classes, (batch_size, *family.input_shape), device=device)
     else:
         inputs = torch.rand(batch_size, *family.input_shape, device=device)
     labels = torch.randint(family.classes, (batch_size,), device=device)

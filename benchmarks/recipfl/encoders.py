@@ -6,19 +6,21 @@ python -m benchmarks.recipfl.encoders [--jobs 2] [--seeds 1 2 3] [--methods NAME
 
 from pathlib import Path
 
-from benchmarks.minilm import pretrained
+from benchmarks import minilm
 from benchmarks.recipfl.run import NO_TRANSFER, PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 ENCODER = "<all-MiniLM-L6-v2>"
+MODEL = f"{minilm.MODEL.format(name=ENCODER)}, arguments = {{adapter = 32}}"
+DEPTHS = f"family-arguments={MODEL}, depths = [3, 6]"
 
 
 # A head behind the third layer too, which learns as fast as the last one; T of DepthFL's ramp is the study's rounds.
 # Without FedDyn's correction, because the strong device trains two models.
 EXITS = [
-    "family-arguments=adapter = 32, depths = [3, 6], early_exits = true",
-    "learning-rates=exit3 = 3, classifier = 3",
+    f"family-arguments={MODEL}, exits = ['encoder.layer.2']",
+    "learning-rates=exit1 = 3, classifier = 3",
     "depthfl.alpha=0",
     "depthfl.ramp-rounds=16",
 ]
@@ -30,6 +32,12 @@ BY_EXAMPLES = (
     "recipfl-controls.eta=0.003",
 )
 RECORDED_AS = {
+    DEPTHS: (),  # as in the experiment file
+    f"family-arguments={MODEL}, exits = ['encoder.layer.2']": (
+        "family-arguments=adapter = 32, depths = [3, 6], early_exits = true",
+    ),
+    "learning-rates=exit1 = 3, classifier = 3": ("learning-rates=exit3 = 3, classifier = 3",),
+    f"family-arguments={MODEL}": ("family-arguments=adapter = 32",),
     BY_EXAMPLES[0]: ("strategy=recipfl", "recipfl.weighting=examples"),
     BY_EXAMPLES[1]: ("recipfl.hypernetwork=published",),
     BY_EXAMPLES[-1]: (ETA,),
@@ -38,7 +46,7 @@ METHODS = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
     # A network of 0.7 of the width needs as much memory in training as the first three layers.
-    "heterofl": ["strategy=heterofl", "family-arguments=adapter = 32", "widths=1, 0.7", "both-models=true"],
+    "heterofl": ["strategy=heterofl", f"family-arguments={MODEL}", "widths=1, 0.7", "both-models=true"],
     "heterofl-depths": ["strategy=heterofl", "both-models=true"],
     "depthfl": ["strategy=depthfl", "both-models=true", *EXITS],
     "flexifed": ["strategy=flexifed", "both-models=true"],
@@ -53,6 +61,7 @@ STUDY = Study(
     HERE / "encoders.toml",
     {
         method: [
+            *(() if any(one.startswith("family-arguments=") for one in sets) else (DEPTHS,)),
             f"fleet={HERE / 'encoders-fleet.toml'}",
             f"initial.weights={ENCODER}",
             f"task-arguments=tokenizer = '{ENCODER}', max_tokens = 24",
@@ -62,7 +71,7 @@ STUDY = Study(
     },
     general=False,
     recorded_as=RECORDED_AS,
-    places={ENCODER: lambda _: pretrained()},
+    places={ENCODER: lambda _: minilm.pretrained()},
 )
 
 if __name__ == "__main__":

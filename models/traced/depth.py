@@ -115,7 +115,7 @@ def check_parts(where: str, key: str, given: Sequence[str], parameters: Sequence
     """Raise PluginError, with the nearest one, for a name that no part of a module has."""
     parts = parts_of(parameters)
     for part in given:
-        if part not in parts:
+        if not any(fnmatchcase(known, part) for known in parts):
             hint = nearest_part(part, parts)
             raise PluginError(f"{where}: {key} has {part!r}, and the module has no such part; {hint}")
 

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from wildflower.models.added_parts import ADDED
 from wildflower.models.architecture import Architecture
-from wildflower.models.base import followed
+from wildflower.models.base import followed, lies_in
 from wildflower.models.composition import Frame, total
 from wildflower.models.cost import Cost
 from wildflower.models.frozen import marked, without_gradients
-from wildflower.models.group_family import GroupFamily
+from wildflower.models.group_family import GroupFamily, check_depths, depth_at
 from wildflower.models.layers import TensorSpec
 from wildflower.models.made import made_module
 from wildflower.models.network import Network
-from wildflower.models.of_transformers import SIZES, with_settings
+from wildflower.models.of_transformers import OF_TEXTS, SIZES, with_settings
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined
 from wildflower.models.traced.graph import DTYPES, Cuts, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program, drawn
@@ -46,14 +47,17 @@ class Traced(GroupFamily):
     the `graph` alone, a JSON text (`wildflower.models.traced.graph`).
 
     tokens: inputs are int64.
-    keep: parts whose channels are never cut.
+    keep: parts whose channels are never cut, or patterns of them.
     together: patterns of names of groups that become one, such as "layer1.*", where they have one size.
     depth: patterns of names of blocks that may be left out, by default of all but the first of a stack.
     exits: parts of the module behind which there are early exits.
     early_exits: whether there are where it seems right, if none are named.
-    model, vocabulary: of a class of `transformers`, the settings of its configuration, and how many tokens the task has
-        (`of_transformers.with_settings`); they are among the `arguments` of a family that was made.
+    depths: numbers of blocks of the one stack that devices may get, ascending; () where widths say what they get.
+    model, vocabulary, labels: of a class of `transformers`, the settings of its configuration, how many tokens the task
+        has, and whether it labels each (`of_transformers.with_settings`); they are among the `arguments` of a family
+        that was made.
     pad_id: the token that such a model leaves out.
+    separator: the token behind each text of a pair, where such a model tells its texts apart; -1: it does not.
     """
 
     name: ClassVar[str] = NAME
@@ -66,10 +70,13 @@ class Traced(GroupFamily):
     depth: tuple[str, ...] = ("*",)
     exits: tuple[str, ...] = ()
     early_exits: bool = False
+    depths: tuple[int, ...] = ()
     graph: str = ""
     model: str = ""
     vocabulary: int | None = None
+    labels: str = ""
     pad_id: int | None = None
+    separator: int = -1
 
     @override
     @classmethod
@@ -88,6 +95,8 @@ class Traced(GroupFamily):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.read  # what a graph may not hold is found here, not in the middle of a round
+        if self.depths:
+            check_depths(self.name, self.depths, [len(blocks) for blocks in self.stacks.values()])
 
     @cached_property
     def read(self) -> Graph:
@@ -97,7 +106,8 @@ class Traced(GroupFamily):
     @override
     def spec(self) -> dict[str, Any]:
         spec = super().spec() | {"arguments": json.loads(self.arguments)}
-        return {key: value for key, value in spec.items() if key not in ("model", *SIZES) or value not in ("", None)}
+        of_text = ("model", *SIZES, *OF_TEXTS)
+        return {key: value for key, value in spec.items() if key not in of_text or value not in ("", None, -1)}
 
     @property
     def input_dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -145,7 +155,26 @@ class Traced(GroupFamily):
 
     @override
     def candidates(self, widths: Any) -> list[Architecture]:
-        return list(dict.fromkeys(super().candidates(widths)))  # a module without groups has one alone
+        # A module without groups has one alone.
+        return [self.first_layers(depth) for depth in reversed(self.depths)] or list(
+            dict.fromkeys(super().candidates(widths))
+        )
+
+    @override
+    def smallest(self) -> Architecture:
+        return self.first_layers(self.depths[0]) if self.depths else super().smallest()
+
+    @override
+    def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
+        return self.first_layers(depth_at(self.depths, rate)) if self.depths else super().up_to(exit, rate)
+
+    @override
+    def is_frozen(self, name: str) -> bool:
+        # What an adapter or LoRA lies in does not freeze it.
+        mark = next((mark for mark in ADDED if mark in name), None)
+        return super().is_frozen(name) and (
+            mark is None or any(mark in f"{part}." and lies_in(name, part) for part in self.freeze)
+        )
 
     # Sub-models
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from wildflower.models.frozen import parts_of
 from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of, unify
 from wildflower.models.traced.propagation import Layouts, Propagation
 
@@ -37,7 +38,7 @@ def groups_of(
 
     Args:
         parameters: names of tensors that are trained.
-        keep: parts of the module whose channels are not cut.
+        keep: parts of the module whose channels are not cut, or patterns of them.
         together: patterns of names of groups; those of one size that one of them fits become one.
     """
     _pin_inner(found)
@@ -52,7 +53,7 @@ def groups_of(
         atom: part
         for atom, group in groups.items()
         for part in keep
-        if any(name == part or name.startswith(f"{part}.") for name, dimension in group.tensors[:1])
+        if any(fnmatchcase(inside, part) for name, _ in group.tensors[:1] for inside in parts_of([name]))
     }
     for atom, part in kept.items():
         atom.pinned = f"keep has {part}"

@@ -24,7 +24,7 @@ from benchmarks.wire import run as wire
 from wildflower.devices.fleet import Fleet
 from wildflower.launch.experiment_file import beside, resolve
 from wildflower.models.cost import cost
-from wildflower.models.family import FAMILIES, make_family
+from wildflower.models.family import family_class, make_family
 from wildflower.server_app.inline_tables import parse_arguments
 
 STUDIES = [
@@ -124,7 +124,7 @@ def test_every_method_of_a_table_can_be_run(study):
         with beside(study.experiment):
             config = resolve(study.experiment, sets).config
         if config.family != "choice":
-            fields = {field.name for field in dataclasses.fields(FAMILIES[config.family])}
+            fields = {field.name for field in dataclasses.fields(family_class(config.family))}
             assert set(parse_arguments(config.family_arguments)) <= fields
         if (
             config.fleet.endswith(".toml") and study not in model_search.STUDIES

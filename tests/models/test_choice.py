@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.encoders import encoder
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
@@ -109,9 +110,9 @@ def test_impossible_members_are_refused(members, message):
 
 
 def test_either_all_members_read_tokens_or_none():
-    members = {"large": {"name": "mlp"}, "tokens": {"name": "encoder", "vocabulary": 9, "hidden": 12, "depth": 1}}
+    members = {"large": {"name": "mlp"}, "tokens": encoder(hidden=12, depth=1)}
     with pytest.raises(ValueError, match="either all members read tokens or none, unlike 'tokens'"):
-        make_family({"name": "choice", "input_shape": [9], "members": members})
+        make_family({"name": "choice", "input_shape": [9], "classes": 3, "members": members})
 
 
 def test_an_unknown_member_names_the_nearest():
@@ -138,13 +139,12 @@ def test_members_get_running_statistics_together():
     assert tracked.with_statistics is tracked
 
 
-SIZES = {"name": "encoder", "vocabulary": 40, "hidden": 16, "heads": 4, "mlp": 20, "positions": 16, "adapter": 2}
 ENCODERS = make_family(
     {
         **{"name": "choice", "input_shape": [9], "classes": 3},
         "members": {
-            "large": {**SIZES, "depth": 2, "separator": 3},
-            "small": {**SIZES, "kind": "distilbert", "depth": 1, "token_types": 1, "separator": 3},
+            "large": encoder(adapter=2, depth=2, separator=3),
+            "small": encoder("distilbert", adapter=2, depth=1, separator=3),
         },
         "freeze": ["large.embeddings", "large.encoder", "small"],
     }
@@ -154,11 +154,11 @@ ENCODERS = make_family(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"norm": "bacth"}, "choice: norm must be 'batch' or 'static', not 'bacth'"),
-        ({"scaler": "no"}, "choice: scaler must be true or false, not 'no'"),
+        ({"norm": "bacth"}, "norm must be 'batch' or 'static', not 'bacth'"),
+        ({"scaler": "no"}, "scaler must be true or false, not 'no'"),
     ],
 )
-def test_what_no_member_has_is_checked_all_the_same(wrong, message):
+def test_what_members_share_is_checked(wrong, message):
     with pytest.raises(ValueError, match=message):
         make_family(ENCODERS.spec() | wrong)
 

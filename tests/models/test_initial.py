@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.encoders import encoder
 from wildflower.models.family import make_family
 from wildflower.models.initial import digest_of, load_initial, weights_file
 from wildflower.models.mobilenet import MobileNetV2, MobileNetV3
@@ -45,24 +46,25 @@ def test_what_is_missing_and_left_over_is_told(tmp_path):
 
 def test_weights_of_another_architecture_are_refused_though_some_names_are_equal(tmp_path):
     """DistilBERT has BERT's names of words, positions and their norm: 4 of 36 that are no heads, and of BERT's 37."""
-    save_file({name: t.contiguous() for name, t in encoder().initial().items()}, tmp_path / "bert.safetensors")
+    bert = make_family(encoder(depth=2)).initial()
+    save_file({name: t.contiguous() for name, t in bert.items()}, tmp_path / "bert.safetensors")
     words = (
-        r"bert\.safetensors is of another architecture than encoder: of the model's 36 tensors that are no heads it "
-        r"has 4, and lacks transformer\.layer\.0\.attention\.q_lin\.weight, .*of its own 37 tensors the model has 4, "
-        r"and lacks embeddings\.token_type_embeddings\.weight, .*map them by initial.names"
+        r"bert\.safetensors is of another architecture than your module: of the model's 36 tensors that are no heads "
+        r"it has 4, and lacks transformer\.layer\.0\.attention\.q_lin\.weight, .*of its own 37 tensors the model has "
+        r"4, and lacks embeddings\.token_type_embeddings\.weight, .*map them by initial.names"
     )
     with pytest.raises(ValueError, match=words):
-        load_initial(tmp_path / "bert.safetensors", encoder(kind="distilbert"), {"classifier": False})
+        load_initial(tmp_path / "bert.safetensors", make_family(encoder("distilbert", depth=2)), {"classifier": False})
 
 
 def test_a_part_of_a_model_and_a_model_of_a_part_are_of_its_architecture(tmp_path):
     """One layer of five begins a model of all, all begin a model of one, and adapters alone begin a model with them."""
-    one, five = encoder(depth=1), encoder(depth=5)
+    one, five = (make_family(encoder(depth=depth)) for depth in (1, 5))
     for name, family in (("one", one), ("five", five)):
         save_file({k: t.contiguous() for k, t in family.initial().items()}, tmp_path / f"{name}.safetensors")
     assert len(load_initial(tmp_path / "one.safetensors", five).missing) == 4 * 16
     assert load_initial(tmp_path / "five.safetensors", one).missing == ()
-    family = encoder(depth=5, adapter=2)
+    family = make_family(encoder(depth=5, adapter=2))
     adapters = {name: tensor for name, tensor in family.initial().items() if ".adapter." in name}
     save_file(adapters, tmp_path / "adapters.safetensors")
     assert load_initial(tmp_path / "adapters.safetensors", family).tensors.keys() == adapters.keys()
@@ -89,11 +91,6 @@ def test_counters_of_batch_norm_do_not_make_a_file_one_of_another_architecture(t
     save_file(theirs | counters, tmp_path / "counted.safetensors")
     found = load_initial(tmp_path / "counted.safetensors", FAMILY)
     assert (set(found.tensors), found.left_over) == ({FIRST, "block1.conv.bias"}, ("pooler.weight",))
-
-
-def encoder(**changes):
-    sizes = {"vocabulary": 40, "hidden": 16, "depth": 2, "heads": 4, "mlp": 20, "positions": 16}
-    return make_family({"name": "encoder", "input_shape": [9], "classes": 3, **sizes, **changes})
 
 
 def test_a_table_maps_names_by_their_dotted_parts(tmp_path):
@@ -160,12 +157,12 @@ def test_sparse_tensors_are_read_and_a_file_without_a_state_dict_says_what_it_ha
         load_initial(tmp_path / "net.pth", FAMILY)
 
 
-TINY = {"hidden": 8, "heads": 2, "mlp": 8, "depth": 2, "positions": 12, "vocabulary": 20}
+TINY = {"hidden": 8, "heads": 2, "mlp": 8, "depth": 2}
 
 
 def test_norms_may_be_called_as_in_the_first_berts(tmp_path):
     """Their files call the weights and biases of layer norms gamma and beta."""
-    family = make_family({"name": "encoder", "input_shape": [6], "classes": 3, **TINY})
+    family = make_family(encoder(**TINY))
     weights = {name: torch.full_like(t, 0.5) for name, t in family.initial().items() if "classifier" not in name}
     theirs = {
         "bert." + n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
@@ -180,7 +177,7 @@ def test_norms_may_be_called_as_in_the_first_berts(tmp_path):
 
 def test_a_head_of_the_same_name_does_not_hide_a_prefix(tmp_path):
     """A RoBERTa that was trained to classify has its head beside `roberta.`, and calls it as models here do."""
-    family = make_family({"name": "encoder", "kind": "roberta", "input_shape": [6], "classes": 3, **TINY})
+    family = make_family(encoder("roberta", **TINY))
     weights = family.initial()
     theirs = {n if "classifier" in n else f"roberta.{n}": torch.full_like(t, 0.5) for n, t in weights.items()}
     assert theirs.keys() & weights.keys() == {n for n in weights if "classifier" in n} != set()

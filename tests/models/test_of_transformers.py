@@ -1,14 +1,21 @@
 """Models of transformers that are made from a configuration and cut by themselves."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
+from tests.encoders import encoder, model
+from tests.tasks.text_files import PAD, SEP, VOCABULARY
+from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 from wildflower.models.initial import load_initial, weights_file
 from wildflower.models.levels import Levels
+from wildflower.models.of_transformers import types_of
 from wildflower.models.traced.own_module import own_module
 from wildflower.models.weights import with_weights
 
@@ -100,3 +107,237 @@ def test_levels_by_hand_are_made_from_a_configuration_too():
 def test_a_configuration_that_is_missing_or_wrong_is_said(model, words):
     with pytest.raises(ValueError, match=words):
         family_of(model=model)
+
+
+KINDS = ("bert", "roberta", "distilbert")
+
+
+def small(kind="bert", **changes):
+    return make_family(encoder(kind, **changes))
+
+
+@pytest.fixture(scope="module")
+def adapted():
+    """Of each kind a model with adapters and LoRA, of which the rest is frozen."""
+    frozen = {kind: ["embeddings", "transformer" if kind == "distilbert" else "encoder"] for kind in KINDS}
+    return {kind: small(kind, adapter=3, lora=2, lora_alpha=5, freeze=frozen[kind]) for kind in KINDS}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_without_a_head_gets_one_and_is_else_that_of_transformers(kind):
+    """Hidden states behind the last layer, with the mask, are those of the library's own model."""
+    torch.manual_seed(0)
+    family = small(kind, classes=4, pooling="cls", input_shape=[5])
+    weights = family.initial()
+    network = with_weights(family, family.full(), weights).eval()
+    tokens = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 1, 1]])
+    config = transformers.AutoConfig.for_model(**model(kind), vocab_size=40, pad_token_id=1)
+    theirs = transformers.AutoModel.from_config(config).eval()
+    theirs.load_state_dict(weights, strict=False)
+    states = theirs(input_ids=tokens, attention_mask=(tokens != 1).long()).last_hidden_state[:, 0]
+    head = (weights[f"classifier.out_proj.{name}"] for name in ("weight", "bias"))
+    torch.testing.assert_close(network(tokens), torch.nn.functional.linear(states, *head))
+
+
+def test_a_pair_has_the_token_types_that_the_tokenizer_gives_it(tmp_path):
+    """Padded pairs of several lengths, against all that BERT's own tokenizer returns."""
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path)
+    batch = tokenizer(
+        ["the film", "a", "we saw it and"],
+        ["good plot .", "bad film not great", "a"],
+        padding=True,
+        return_tensors="pt",
+    )
+    assert batch["token_type_ids"].sum(1).tolist() == [4, 5, 2]  # of the second text's tokens and a separator each
+    tokens = batch["input_ids"]
+    assert torch.equal(types_of(tokens, SEP) * (tokens != PAD), batch["token_type_ids"])
+    alone = tokenizer(["the film", "a"], padding=True, return_tensors="pt")["input_ids"]
+    assert not (types_of(alone, SEP) * (alone != PAD)).any()
+
+
+@pytest.mark.thorough
+def test_a_model_goes_by_token_types_if_it_has_several():
+    family = small(depth=1, separator=3, input_shape=[5])
+    network = family.build(family.full()).eval()
+    weights = network.state_dict()
+    tokens = torch.tensor([[5, 3, 6, 7, 3]])
+    before = network(tokens)
+    weights["embeddings.token_type_embeddings.weight"][1].normal_()
+    assert (family.pair_separator, small(depth=1, separator=3, type_vocab_size=1).pair_separator) == (3, -1)
+    assert not torch.allclose(before, network(tokens))
+    assert make_family(json.loads(json.dumps(family.spec()))) == family
+
+
+@pytest.mark.thorough
+def test_a_model_without_a_head_answers_for_every_token_if_the_task_labels_them():
+    family = small(depth=1, labels="tokens")
+    network = family.build(family.full()).eval()
+    tokens = torch.randint(2, 40, (2, 9))
+    padded = torch.where(torch.arange(9) < 5, tokens, 1)
+    assert network(tokens).shape == (2, 3, 9)
+    shorter = small(depth=1, labels="tokens", input_shape=[5])
+    other = with_weights(shorter, shorter.full(), network.state_dict()).eval()
+    torch.testing.assert_close(network(padded)[:, :, :5], other(tokens[:, :5]))
+
+
+@pytest.mark.thorough
+def test_depths_are_what_devices_get():
+    family = small(depths=[1, 3])
+    assert [len(layers(family, arch)) for arch in family.candidates([1, 0.5])] == [3, 1]
+    assert family.width(0.3) == family.candidates([1])[1]
+    assert family.width(0.5) == family.full()
+    for depths, words in (([1, 2], "end with depth = 3"), ([0, 3], "numbers of blocks such as"), ([3, 1], "ascend")):
+        with pytest.raises(ValueError, match=words):
+            small(depths=depths)
+    with pytest.raises(ValueError, match="depths are of one stack of blocks, and there are 0"):
+        small(depths=[1, 3], early_exits=True)
+
+
+def layers(family, arch):
+    return {name.split(".")[2] for name in family.tensors(arch) if ".layer." in name}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_added_is_trained_where_the_rest_is_frozen(kind, adapted):
+    """LoRA's tensors have the names that `peft` gives them in a file, but for the prefix base_model.model."""
+    where, family = "transformer" if kind == "distilbert" else "encoder", adapted[kind]
+    ends = ("attention.out_lin", "ffn.lin2") if kind == "distilbert" else ("attention.output.dense", "output.dense")
+    queries = ("attention.q_lin", "attention.v_lin")
+    queries = queries if kind == "distilbert" else ("attention.self.query", "attention.self.value")
+    shapes = {"down.weight": (3, 16), "down.bias": (3,), "up.weight": (16, 3), "up.bias": (16,)}
+    added = {f"{end}.adapter.{name}": shape for end in ends for name, shape in shapes.items()}
+    matrices = {"lora_A.weight": (2, 16), "lora_B.weight": (16, 2)}
+    added |= {f"{query}.{name}": shape for query in queries for name, shape in matrices.items()}
+    expected = {f"{where}.layer.{n}.{name}": shape for n in range(3) for name, shape in added.items()}
+    specs = family.tensors(family.full())
+    trained = {name: spec.shape for name, spec in specs.items() if not spec.frozen and "classifier" not in name}
+    assert trained == expected
+    # A width cuts what it lies behind, and neither an adapter's channels nor a rank.
+    half = family.tensors(family.width(0.5))
+    assert half[f"{where}.layer.0.{ends[0]}.adapter.up.weight"].shape == (8, 3)
+    assert half[f"{where}.layer.0.{queries[0]}.lora_A.weight"].shape == (2, 8)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_lora_is_a_product_that_is_added_to_weights_and_an_adapter_begins_as_nothing(kind, adapted):
+    torch.manual_seed(0)
+    family, plain = adapted[kind], small(kind)
+    network, other = family.build(family.full()).eval(), plain.build(plain.full()).eval()
+    weights = {name: torch.randn_like(t) if ".lora_" in name else t for name, t in family.initial().items()}
+    for name, tensor in weights.items():
+        if ".adapter.up." in name:
+            tensor.zero_()
+    network.load_state_dict(weights)
+    merged = {name: weights[name].clone() for name in plain.tensors(plain.full())}
+    for name in [name for name in weights if ".lora_A." in name]:
+        part = name.removesuffix(".lora_A.weight")
+        merged[f"{part}.weight"] += 5 / 2 * weights[f"{part}.lora_B.weight"] @ weights[name]
+    other.load_state_dict(merged)
+    tokens = torch.randint(2, 40, (2, 9))
+    torch.testing.assert_close(network(tokens), other(tokens), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.thorough
+def test_lora_is_what_peft_computes():
+    """The numbers are those of peft 0.21.2 over transformers' BertModel (5.23.0, PyTorch's own attention, eval).
+
+    They are the first token's states of `get_peft_model(model, LoraConfig(r=2))` (alpha 8, queries and values), with
+    all tensors filled as here under the same names. Typed in once: the project needs no peft. Without the adapter the
+    first number is 0.3843307.
+    """
+    sizes = {"vocabulary": 10, "hidden": 4, "heads": 2, "depth": 2, "mlp": 4, "pad_id": 0}
+    spec = encoder(input_shape=[4], classes=4, pooling="cls", lora=2, **sizes)
+    spec["model"]["max_position_embeddings"] = 8
+    family = make_family(spec)
+    network = family.build(family.full()).eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            values = torch.arange(parameter.numel(), dtype=torch.float32) + len(name)
+            parameter.copy_(0.5 * torch.sin(values).view(parameter.shape))
+        network.get_parameter("classifier.out_proj.weight").copy_(torch.eye(4))
+        network.get_parameter("classifier.out_proj.bias").zero_()
+    states = torch.tensor([[0.3597882, 0.3165033, 0.5689790, 0.7245677], [0.3393714, 0.3479678, 0.5630537, 0.7780917]])
+    torch.testing.assert_close(network(torch.tensor([[2, 3, 4, 5], [6, 7, 1, 1]])), states, atol=2e-6, rtol=0)
+
+
+@pytest.mark.thorough
+def test_what_is_added_is_frozen_by_its_own_name(adapted):
+    name = "encoder.layer.0.output.dense.adapter"
+    family = replace(adapted["bert"], freeze=("encoder", name))
+    frozen = {n for n, spec in family.tensors(family.full()).items() if spec.frozen and ".adapter." in n}
+    assert frozen == {f"{name}.{part}" for part in ("down.weight", "down.bias", "up.weight", "up.bias")}
+
+
+@pytest.mark.thorough
+def test_a_file_of_peft_is_told_from_others_by_its_names(tmp_path, adapted):
+    """What `save_pretrained` of a peft model writes: LoRA's tensors alone, behind base_model.model."""
+    family = adapted["bert"]
+    drawn = {name: torch.randn_like(tensor) for name, tensor in family.initial().items() if ".lora_" in name}
+    save_file({f"base_model.model.{name}": tensor for name, tensor in drawn.items()}, tmp_path / "adapter.safetensors")
+    found = load_initial(tmp_path / "adapter.safetensors", family, {"base_model.model": ""})
+    assert found.left_over == ()
+    assert found.tensors.keys() == drawn.keys()
+
+
+@pytest.mark.thorough
+def test_roberta_base_has_the_published_numbers_of_parameters_and_inclusivefls_hidden_sizes():
+    """HeteroFL's: hidden sizes 624 and 456, while the inside of the MLP stays 3,072."""
+    sizes = {"hidden": 768, "depth": 12, "heads": 12, "mlp": 3072, "type_vocab_size": 1}
+    spec = encoder("roberta", **sizes, vocabulary=50265, classes=2, head="dense", keep=["*.intermediate"])
+    spec["model"]["max_position_embeddings"] = 514
+    family = make_family(spec)
+    parameters = [
+        sum(math.prod(one.shape) for one in family.tensors(arch).values())
+        for arch in (family.first_layers(12), family.first_layers(8), family.first_layers(4))
+    ]
+    assert parameters == [124_647_170, 96_295_682, 67_944_194]
+    hidden = [
+        family.tensors(family.width(rate))["embeddings.word_embeddings.weight"].shape[1] for rate in (13 / 16, 19 / 32)
+    ]
+    assert hidden == [624, 456]
+
+
+@pytest.mark.thorough
+def test_a_step_keeps_no_attention_scores_unless_they_are_dropped():
+    """Twice the sequence is twice the activations, and a mask: with scores it would be four times as much."""
+
+    def peak(length, dropout):
+        spec = encoder(input_shape=[length], depth=2, hidden=32, mlp=32, vocabulary=1000)
+        spec["model"] |= {"max_position_embeddings": 512, "attention_probs_dropout_prob": dropout}
+        family = make_family(spec)
+        return cost(family, family.full(), batch_size=8, optimizer="sgd").peak_training_memory_bytes
+
+    scores = 4 * 8 * 4 * 256 * 256  # of one layer, of 4 heads
+    assert peak(256, 0.0) < 2.05 * peak(128, 0.0) + scores / 4
+    assert peak(256, 0.1) > peak(256, 0.0) + 2 * scores
+
+
+@pytest.mark.thorough
+def test_a_folder_may_have_other_settings_on_top(tmp_path):
+    config = transformers.BertConfig(vocab_size=22, pad_token_id=1, **SIZES)
+    config.save_pretrained(tmp_path)
+    one = family_of(model={"name": str(tmp_path), "num_hidden_layers": 1, "hidden_dropout_prob": 0.0})
+    assert not any(".layer.1." in name for name in one.tensor_names())
+    with pytest.raises(ValueError, match="model has 'num_hiden_layers'; did you mean 'num_hidden_layers'"):
+        family_of(model={"name": str(tmp_path), "num_hiden_layers": 1})
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ({"lora": -1}, "lora = -1: Input should be greater than or equal to 0"),
+        ({"lora": 2, "lora_alpha": 0}, "lora_alpha = 0: Input should be greater than 0"),
+        ({"lora": 2, "lora_alpha": math.inf}, "lora_alpha = inf: Input should be less than inf"),
+        ({"adapter": 2.5}, "adapter = 2.5: Input should be a valid integer"),
+        ({"pooling": "max"}, "pooling = 'max': Input should be 'mean' or 'cls'"),
+        ({"adaptor": 2}, "adaptor = 2: Extra inputs are not permitted"),
+        ({"lora": 2, "lora_of": ["*.querry"]}, r"no linear layer has a name such as \*\.querry"),
+    ],
+)
+def test_what_cannot_be_added_is_said(added, words):
+    with pytest.raises(ValueError, match=words):
+        family_of("transformers:AutoModel", arguments=added)

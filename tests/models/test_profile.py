@@ -14,7 +14,7 @@ from wildflower.models.profile import Piece, pieces, profile
 torch.set_num_threads(1)
 
 SPECS = [
-    *({"name": name} for name in FAMILIES if name not in ("resnet152", "bert", "choice", "encoder", "darts")),
+    *({"name": name} for name in FAMILIES if name not in ("resnet152", "bert", "choice", "darts")),
     {"name": "cnn3", "norm": "static", "scaler": True},
     {"name": "cnn3", "kernel": 5},
     {"name": "resnet18", "activation": "relu6", "scaler": True},

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 
+from tests.encoders import encoder
 from tests.models.test_cost import allocated_peak_bytes
 from wildflower.models.cost import OPTIMIZERS, cost
 from wildflower.models.family import make_family
@@ -70,21 +71,7 @@ def test_an_lstm_holds_about_as_much_as_onednns_workspace():
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_an_encoder_holds_what_pytorch_allocates(kind, optimizer):
-    family = make_family(
-        {
-            "name": "encoder",
-            "input_shape": [24],
-            "kind": kind,
-            "vocabulary": 200,
-            "classes": 8,
-            "hidden": 48,
-            "heads": 4,
-            "depth": 3,
-            "mlp": 96,
-            "positions": 32,
-            "pad_id": 1,
-        }
-    )
+    family = make_family(encoder(kind, input_shape=[12], vocabulary=200, classes=8, hidden=48, mlp=96))
     arch = family.width(0.5)
     predicted = cost(family, arch, batch_size=8, optimizer=optimizer).peak_training_memory_bytes
     allocated = allocated_peak_bytes(family, arch, 8, optimizer)
@@ -133,8 +120,7 @@ def test_a_module_may_copy_its_layers():
 
 
 def test_a_network_may_answer_for_every_token():
-    spec = {"name": "encoder", "vocabulary": 40, "hidden": 16, "heads": 2, "depth": 1, "mlp": 16, "positions": 16}
-    family = make_family(spec | {"input_shape": [12], "classes": 5, "labels": "tokens"})
+    family = make_family(encoder(depth=1, input_shape=[12], classes=5, labels="tokens"))
     assert cost(family, family.full(), batch_size=2, optimizer="sgd").parameters > 40 * 16
     with pytest.raises(ValueError, match=r"returns \(2, 5, 12\) .* must return one tensor of \(batch, 12\)"):
         follow(lambda: family.build(family.full()), 2, (12,), torch.int64, 12)

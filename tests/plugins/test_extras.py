@@ -20,8 +20,8 @@ from wildflower.cli import command
 from wildflower.launch.experiment import run_experiment
 from wildflower.launch.tuning import tune
 from wildflower.messages import programs
-from wildflower.models.encoder import EncoderNetwork, _sizes_of
 from wildflower.models.initial import _from_hub
+from wildflower.models.of_transformers import _settings, made_from
 from wildflower.papers import made
 from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_text
 from wildflower.server_app import building, pages
@@ -124,8 +124,8 @@ USES = {
     "transformers": [
         lambda _: text_of(lambda: load_tokenizer("any", "")),
         lambda folder: text_of(lambda: made.write_tokenizer(folder)),
-        lambda _: text_of(lambda: _sizes_of("any")),
-        lambda _: text_of(lambda: EncoderNetwork(None, 8, 2, 8, 1)),
+        lambda _: text_of(lambda: made_from(None, {}, 2)),
+        lambda _: text_of(lambda: _settings("any", None, {}, {})),
     ],
     "seqeval": [lambda _: text_of(lambda: EntityF1(("O",)).sums(torch.zeros(1, 1, 1), torch.zeros(1, 1).long()))],
     "opacus": [lambda folder: told(folder, "dp.epsilon=3.25", "strategy=fedavg")],

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tests.encoders import encoder
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.error import MessageError
 from wildflower.messages.frozen_parts import read_part
@@ -16,10 +17,7 @@ from wildflower.rounds import frozen as rounds_frozen
 from wildflower.rounds.frozen import MAX_HELD, Frozen, Owed
 from wildflower.strategies.method import LEADING, Selection
 
-SPEC = {
-    **{"name": "encoder", "input_shape": [9], "classes": 2, "vocabulary": 40, "hidden": 16, "depth": 3, "heads": 4},
-    **{"mlp": 20, "positions": 16, "depths": [1, 2, 3], "freeze": ["embeddings", "encoder"]},
-}
+SPEC = encoder(classes=2, depths=[1, 2, 3], freeze=["embeddings", "encoder"])
 FAMILY = make_family(SPEC)
 ONE, TWO, THREE = reversed(FAMILY.candidates([1]))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import Message
 
+from tests.encoders import family_arguments
 from tests.grid import InProcessGrid
 from tests.own_folders import digits, digits_of_devices, image_folder, npz_folder
 from tests.small_run import changed_reply, same_bits, simulated_grid
@@ -575,8 +576,8 @@ def test_devices_agree_on_what_is_between_the_texts_of_a_pair(tmp_path):
             tmp_path,
             task="text",
             task_arguments=arguments,
-            family="encoder",
-            family_arguments="hidden = 8, depth = 1, heads = 2, mlp = 8, positions = 16",
+            family="transformers:AutoModel",
+            family_arguments=family_arguments(hidden=8, depth=1, heads=2, mlp=8),
             data_dir=str(tmp_path),
             fleet=fleet_file(tmp_path),
         )
@@ -593,13 +594,13 @@ def test_a_device_with_a_separator_inside_of_a_text_works_where_the_model_does_n
         rows = [{"text": "the film", "other": other, "label": "ab"[n % 2]} for n in range(10)]
         (tmp_path / "devices" / f"{device:04d}").mkdir(parents=True)
         write_lines(tmp_path / "devices" / f"{device:04d}" / "train.jsonl", *rows)
-    sizes = "hidden = 8, depth = 1, heads = 2, mlp = 8, positions = 16"
+    sizes = family_arguments(hidden=8, depth=1, heads=2, mlp=8, type_vocab_size=token_types)
     config = own_config(
         tmp_path,
         task="text",
         task_arguments=f"tokenizer = '{tmp_path / 'words'}', max_tokens = 8, pair = 'other'",
-        family="encoder",
-        family_arguments=f"{sizes}, token_types = {token_types}",
+        family="transformers:AutoModel",
+        family_arguments=sizes,
         data_dir=str(tmp_path),
         fleet=fleet_file(tmp_path),
         test_fraction=0.2,
@@ -632,8 +633,8 @@ def test_texts_of_devices_that_were_cut_are_in_the_log(tmp_path, caplog):
         tmp_path,
         task="text",
         task_arguments=f"tokenizer = '{tmp_path / 'words'}', max_tokens = 5, test = 'test.jsonl'",
-        family="encoder",
-        family_arguments="hidden = 8, depth = 1, heads = 2, mlp = 8, positions = 16",
+        family="transformers:AutoModel",
+        family_arguments=family_arguments(hidden=8, depth=1, heads=2, mlp=8),
         data_dir=str(tmp_path),
         fleet=fleet_file(tmp_path),
     )

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from tests.encoders import encoder
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.cost import cost
@@ -40,7 +41,7 @@ def test_what_is_frozen_is_named_by_parts_and_statistics_go_on():
 
 @pytest.mark.thorough
 def test_frozen_parts_cost_no_gradients_and_no_optimizer_state():
-    spec = {"name": "encoder", "input_shape": [16], "vocabulary": 5000, "hidden": 32, "heads": 4, "depth": 3, "mlp": 64}
+    spec = encoder(vocabulary=5000, hidden=32, mlp=64)
     whole, frozen = (make_family(spec | more) for more in ({}, {"freeze": ["embeddings"]}))
     before, after = (cost(f, f.full(), batch_size=2, optimizer="adam") for f in (whole, frozen))
     embeddings = sum(math.prod(s.shape) for n, s in frozen.tensors(frozen.full()).items() if n.startswith("embeddings"))

@@ -75,7 +75,7 @@ def test_a_file_that_is_none_of_ours_is_named(groups, tmp_path):
 
 
 def test_a_family_without_channel_groups_has_no_file(tmp_path):
-    write_groups(tmp_path, make_family({"name": "encoder"}))
+    write_groups(tmp_path, make_family({"name": "darts"}))
     assert not (tmp_path / FILE).exists()
 
 

@@ -14,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from tests.encoders import family_arguments
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
 from wildflower.messages.flower_records import read_records
 from wildflower.models.initial import digest_of
@@ -72,7 +73,7 @@ TASK = """
         labels = (tokens[:, 0] > 20).long()
         return DataSet(Data(tokens[:200], labels[:200]), Data(tokens[200:], labels[200:]), classes=2)
 
-    TASK = Kind(load, "encoder")
+    TASK = Kind(load, "transformers:AutoModel")
 """
 LEVELS = "levels = [{layers = 1}, {layers = 2}, {layers = 3}]"
 
@@ -248,7 +249,7 @@ def test_levels_that_do_not_go_together_end_the_run_before_round_1(beside, tmp_p
         build(small_config(tmp_path, **keys | {"family-arguments": "level = [{layers = 2}]"}))
 
 
-SMALL = "vocabulary = 40, hidden = 16, heads = 4, depth = 3, mlp = 20, positions = 16, pad_id = 1"
+SMALL = family_arguments(vocab_size=40, pad_token_id=1)
 
 
 @pytest.mark.thorough
@@ -257,8 +258,8 @@ SMALL = "vocabulary = 40, hidden = 16, heads = 4, depth = 3, mlp = 20, positions
     [
         ("heterofl", SMALL + ", depths = [1, 2, 3]"),
         ("fjord", SMALL),
-        ("depthfl", SMALL + ", depths = [1, 2, 3], early_exits = true"),
-        ("scalefl", SMALL + ", depths = [1, 2, 3], early_exits = true"),
+        ("depthfl", SMALL),
+        ("scalefl", SMALL),
     ],
 )
 def test_encoders_train_on_tokens(beside, tmp_path, strategy, arguments):
@@ -289,7 +290,12 @@ def folder(tmp_path):
 
 def test_a_folder_of_weights_says_the_model_too(beside, tmp_path, folder, caplog):
     keys = {"task": "own_texts:TASK", "family": "", "initial.weights": str(folder)}
-    config = small_config(tmp_path, family_arguments="depths = [1, 2]", rounds=1, **keys)
+    config = small_config(
+        tmp_path,
+        family_arguments=f"model = {{name = '{folder}', num_hidden_layers = 2}}, depths = [1, 2]",
+        rounds=1,
+        **keys,
+    )
     with caplog.at_level(logging.INFO, logger="flwr"):
         engine, _ = build(config)
     theirs = transformers.BertModel.from_pretrained(folder).state_dict()
@@ -377,7 +383,8 @@ def test_recipfl_writes_adapters_and_heads_and_the_given_encoder_stays(beside, t
             "personal.every": 2,
             "test-fraction": 0.2,
         },
-        "family-arguments": "adapter = 2, depths = [1, 2]",
+        "family-arguments": f"model = {{name = '{folder}', num_hidden_layers = 2}}, arguments = {{adapter = 2}}, "
+        "depths = [1, 2]",
     }
     runs = {}
     for name in ("whole", "half"):
@@ -412,7 +419,7 @@ def test_of_lora_only_its_tensors_and_the_head_travel(beside, tmp_path, folder):
     21 x 16 + 6 x 16 + 2 x 20 = 472 numbers do not. Each tensor has a hash of 32 bytes and a flag.
     """
     keys = {"task": "own_texts:TASK", "family": "", "initial.weights": str(folder), "freeze": "embeddings, encoder"}
-    learning = {"optimizer": "adamw", "learning-rate": 1e-2, "family-arguments": "lora = 2"}
+    learning = {"optimizer": "adamw", "learning-rate": 1e-2, "family-arguments": "arguments = {lora = 2}"}
     sizes = {"strategy": "fedavg", "fedavg.use": "all-large", "fleet": "", "devices": 4, "widths": "1", "rounds": 2}
     config = small_config(tmp_path, **keys, **learning, **sizes)
     grid, replies = connected_grid(4, tmp_path), []

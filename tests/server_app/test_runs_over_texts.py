@@ -11,6 +11,7 @@ import transformers
 from own_words import Words
 from safetensors.torch import save_file
 
+from tests.encoders import family_arguments
 from tests.small_run import simulated_grid, small_config, started
 from tests.tasks.text_files import SEP, VOCABULARY, make_tokenizer, write_lines
 from wildflower.launch.python import load
@@ -22,7 +23,7 @@ from wildflower.server_app.vocabulary import check_last_token, check_vocabulary
 from wildflower.tasks.task import TaskSpec, load_task
 
 SOURCES = 6
-SMALL = "hidden = 16, heads = 2, mlp = 16, depth = 2, positions = 16"
+SMALL = family_arguments(heads=2, mlp=16, depth=2)
 WORDS = ("good", "bad", "great", "poor", "film", "book")
 
 
@@ -115,7 +116,7 @@ def test_devices_of_several_sizes_learn_tags(method: dict[str, Any], folder: Pat
     ]
     write_lines(folder / "train.jsonl", *rows)
     arguments = f"tokenizer = '{folder / 'words'}', source = 'who', labels = 'tags', own_labels = true"
-    settings = {"family": "encoder", "family_arguments": SMALL, "below_smallest": "smallest"}
+    settings = {"family": "transformers:AutoModel", "family_arguments": SMALL, "below_smallest": "smallest"}
     run_dir = run(simulated_grid(), config(folder, task_arguments=arguments, **settings | method))
     last = read_rounds(run_dir)[-1]
     assert last.devices_replied == last.devices_sampled
@@ -213,7 +214,7 @@ def test_answers_that_do_not_go_with_the_labels_are_refused_before_round_1(
 ) -> None:
     """One per text for a label per token, and the other way round."""
     pooled(folder, monkeypatch)
-    words = {"family": "encoder", "family_arguments": f"{SMALL}, labels = 'tokens'"}
+    words = {"family": "transformers:AutoModel", "family_arguments": f"{SMALL}, labels = 'tokens'"}
     with pytest.raises(ConfigError, match="labels = 'tokens', and those of 'text' are of 'sequence': leave labels out"):
         started(config(folder, **words))
     (folder / "beside" / "own_tagger.py").write_text(
@@ -248,14 +249,14 @@ def test_a_name_on_the_hub_says_the_sizes_of_its_model(folder: Path, monkeypatch
         return model / file
 
     monkeypatch.setattr("wildflower.models.initial._from_hub", downloaded)
-    engine, _ = started(config(folder, family="encoder", initial__weights="me/tiny"))
+    engine, _ = started(config(folder, family="transformers:AutoModel", initial__weights="me/tiny"))
     family = engine.method.family
-    assert (family.hidden, family.depth, family.heads) == (16, 1, 2)
+    assert list(family.groups.values()) == [16, 2, 16]
     there.remove("config.json")  # then the sizes are to be given
-    sizes = "hidden = 16, heads = 2, mlp = 16, depth = 1, positions = 16"
-    started(config(folder, family="encoder", family_arguments=sizes, initial__weights="me/tiny"))
+    sizes = family_arguments(heads=2, mlp=16, depth=1)
+    started(config(folder, family="transformers:AutoModel", family_arguments=sizes, initial__weights="me/tiny"))
     with pytest.raises(ConfigError, match=r"^initial.weights = 'mine/pretrained\.pth': there is no file or folder"):
-        started(config(folder, family="encoder", initial__weights="mine/pretrained.pth"))
+        started(config(folder, family="transformers:AutoModel", initial__weights="mine/pretrained.pth"))
 
 
 def model_folder(folder: Path, vocabulary: dict[str, int], *, mlp: int = 16, positions: int = 16) -> Path:
@@ -275,12 +276,12 @@ def test_another_vocabulary_of_the_same_size_than_the_models_own_is_refused(fold
     words = [word for word, number in VOCABULARY.items() if number >= 5]
     reversed_ = dict(VOCABULARY) | dict(zip(words, numbers[:4:-1], strict=True))
     model = model_folder(folder, reversed_)
-    settings = {"family": "encoder", "initial__weights": str(model)}
+    settings = {"family": "transformers:AutoModel", "initial__weights": str(model)}
     # Of 42 words in the reverse order all have other numbers: there is no middle one.
     with pytest.raises(ConfigError, match=r"^initial.weights = .*: 42 of 47 differ, the first is number 5, 'a' and in"):
         started(config(folder, **settings))
     beside = settings | {"initial__weights": str(model / "model.safetensors")}
-    sizes = "hidden = 16, heads = 2, mlp = 16, depth = 1, positions = 16"
+    sizes = family_arguments(heads=2, mlp=16, depth=1)
     with pytest.raises(ConfigError, match="42 of 47 differ"):  # the file lies beside its tokenizer
         started(config(folder, **beside, family_arguments=sizes))
     started(config(folder, **settings, initial__names="'embeddings.word_embeddings' = false"))
@@ -293,7 +294,10 @@ def test_only_embeddings_of_tokens_count_as_embeddings(folder: Path) -> None:
     """An MLP, or a table of positions, with more rows than the vocabulary has tokens is none."""
     words = [word for word, number in VOCABULARY.items() if number >= 5]
     reversed_ = dict(VOCABULARY) | dict(zip(words, list(VOCABULARY.values())[:4:-1], strict=True))
-    settings = {"family": "encoder", "initial__weights": str(model_folder(folder, reversed_, mlp=64, positions=64))}
+    settings = {
+        "family": "transformers:AutoModel",
+        "initial__weights": str(model_folder(folder, reversed_, mlp=64, positions=64)),
+    }
     with pytest.raises(ConfigError, match="42 of 47 differ"):
         started(config(folder, **settings))
     started(config(folder, **settings, initial__names="'embeddings.word_embeddings' = false"))
@@ -317,7 +321,7 @@ def test_words_in_place_of_free_tokens_and_behind_the_last_are_the_models_vocabu
     free = {(f"[unused{n}]" if token in ("red", "blue") else token): n for token, n in VOCABULARY.items()}
     del free["[unused46]"]
     assert list(free)[-1] == "[unused45]"
-    started(config(folder, family="encoder", initial__weights=str(model_folder(folder, free))))
+    started(config(folder, family="transformers:AutoModel", initial__weights=str(model_folder(folder, free))))
 
 
 @pytest.mark.thorough
@@ -325,10 +329,10 @@ def test_the_family_learns_the_separator_of_pairs_from_the_tokenizer(folder: Pat
     rows = [{"text": f"the {WORDS[n % 6]}", "other": f"a {WORDS[n % 5]}", "label": "ab"[n % 2]} for n in range(96)]
     write_lines(folder / "train.jsonl", *rows)
     arguments = f"tokenizer = '{folder / 'words'}', max_tokens = 8"
-    settings = {"family": "encoder", "family_arguments": SMALL, "partition": "iid"}
+    settings = {"family": "transformers:AutoModel", "family_arguments": SMALL, "partition": "iid"}
     for task_arguments, separator in ((arguments, -1), (f"{arguments}, pair = 'other'", SEP)):
         engine, _ = started(config(folder, task_arguments=task_arguments, **settings))
-        assert engine.method.family.spec()["separator"] == separator
+        assert engine.method.family.separator == separator
 
 
 @pytest.mark.thorough
@@ -336,11 +340,11 @@ def test_a_separator_inside_of_a_text_is_refused_where_the_model_goes_by_it(fold
     rows = [{"text": f"the {WORDS[n % 6]}", "other": "a [SEP] b", "label": "ab"[n % 2]} for n in range(96)]
     write_lines(folder / "train.jsonl", *rows)
     arguments = f"tokenizer = '{folder / 'words'}', max_tokens = 8, pair = 'other'"
-    settings = {"family": "encoder", "partition": "iid", "task_arguments": arguments}
+    settings = {"family": "transformers:AutoModel", "partition": "iid", "task_arguments": arguments}
     with pytest.raises(ConfigError, match=r"train\.jsonl:\d+: a text of this pair holds the tokenizer's separator"):
         started(config(folder, family_arguments=SMALL, **settings))
-    for other in ("kind = 'distilbert'", "token_types = 1"):
-        started(config(folder, family_arguments=f"{SMALL}, {other}", **settings))
+    for other in (family_arguments("distilbert"), family_arguments(type_vocab_size=1)):
+        started(config(folder, family_arguments=other, **settings))
 
 
 def test_a_run_with_other_embeddings_ends_before_round_1(folder: Path) -> None:

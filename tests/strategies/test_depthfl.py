@@ -5,13 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from tests.client_app.work_orders import context_of, cut, do, work_order
+from tests.encoders import encoder
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.cnn import Cnn3
-from wildflower.models.encoder import Encoder
+from wildflower.models.family import make_family
 from wildflower.models.network import MeanOfExits
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
@@ -19,22 +20,6 @@ from wildflower.strategies.method import Model, Order, client_step_of
 from wildflower.tasks.task import TaskSpec, load_task
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
-
-
-# Layers of a transformer, with a head behind each.
-ENCODER = Encoder(
-    input_shape=(6,),
-    classes=3,
-    vocabulary=20,
-    hidden=8,
-    depth=3,
-    heads=2,
-    mlp=12,
-    positions=8,
-    dropout=0.0,
-    depths=(1, 2, 3),
-    early_exits=True,
-)
 
 
 def after_a_round(folder, params=DepthFLParams(alpha=0.0), silent=(), family=VGG):
@@ -64,10 +49,10 @@ def test_every_layer_is_the_mean_over_the_devices_that_have_it_whatever_they_hol
 
 @pytest.mark.thorough
 def test_layers_of_an_encoder_are_averaged_with_the_heads_behind_them(tmp_path):
-    weights, devices = after_a_round(tmp_path, family=ENCODER)
+    weights, devices = after_a_round(tmp_path, family=make_family(encoder(early_exits=True)))
     assert weights["embeddings.word_embeddings.weight"] == weights["encoder.layer.0.output.dense.weight"] == [5.0]
-    assert weights["exit1.out_proj.weight"] == [5.0]
-    assert weights["encoder.layer.1.attention.self.key.bias"] == weights["exit2.out_proj.bias"] == [2.5]
+    assert weights["exit1.weight"] == [5.0]
+    assert weights["encoder.layer.1.attention.self.key.bias"] == weights["exit2.bias"] == [2.5]
     assert weights["encoder.layer.2.output.dense.weight"] == weights["classifier.out_proj.weight"] == [1.0]
     heads = {device: {name.partition(".")[0] for name in w} for device, w in devices.received.items()}
     assert heads[2] == {"embeddings", "encoder", "exit1"}

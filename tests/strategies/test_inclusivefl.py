@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from benchmarks.inclusivefl.inclusivefl_controls import RatesByType, SharesAll, check_heads_alike
+from tests.encoders import encoder
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.sums import WeightedSum, device_weight, flatten
-from wildflower.models.encoder import Encoder
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.vit import VitTiny
@@ -73,15 +73,15 @@ def values(method):
 
 
 def test_the_paper_s_types_are_thirds_of_the_depth():
-    twelve = Encoder(input_shape=(8,), vocabulary=9, hidden=4, depth=12, heads=2, mlp=4)
+    twelve = make_family(encoder(hidden=4, depth=12, heads=2, mlp=4))
     assert [len(layers_of(twelve, a).blocks) for a in types_of(twelve, (1.0,))] == [12, 8, 4]
     assert [len(layers_of(VIT, a).blocks) for a in types_of(VIT, (1.0, 0.5))] == [3, 2, 1]
-    two = Encoder(input_shape=(8,), vocabulary=9, hidden=4, depth=12, heads=2, mlp=4, depths=(2, 6))
+    two = make_family(encoder(hidden=4, depth=6, heads=2, mlp=4, depths=(2, 6)))
     assert [len(layers_of(two, a).blocks) for a in types_of(two, (1.0,))] == [6, 2]
 
 
 def test_every_tensor_is_of_the_embeddings_of_a_layer_or_of_the_head():
-    family = Encoder(input_shape=(8,), vocabulary=9, hidden=4, depth=11, heads=2, mlp=4)
+    family = make_family(encoder(hidden=4, depth=11, heads=2, mlp=4))
     layers = layers_of(family, family.full())
     assert all(name.startswith("embeddings.") for name in layers.embeddings)
     assert all(name.startswith("classifier.") for name in layers.head)
@@ -284,7 +284,7 @@ def test_families_that_share_no_layers_are_refused():
     with pytest.raises(ValueError, match="members of choice begin with different ones"):
         inclusive(choice(large={"name": "lenet5"}, small={"name": "lenet5", "conv_channels": [3, 3], "hidden": [84]}))
     with pytest.raises(ValueError, match="several exits: leave out exits or early_exits"):
-        inclusive(Encoder(input_shape=(8,), depth=3, depths=(1, 3), early_exits=True))
+        inclusive(make_family(encoder(early_exits=True)))
     method = inclusive()
     frozen = replace(VIT, freeze=("head",))
     with pytest.raises(ValueError, match=r"freeze names head\.classifier\.bias: leave the head out"):

@@ -23,11 +23,11 @@ INDEX = "index.toml"
 TINY_DEVICES = 3  # per round
 MADE_EXAMPLES = 240  # to train on; a hundred classes have two each, and one to test on
 
-# Published encoders, of 768 channels in 12 heads each: kind, layers, positions and tokens.
+# Published encoders, of 768 channels in 12 heads each: kind, layers, positions, tokens, and the MLP's size's name.
 PUBLISHED = {
-    "FacebookAI/roberta-base": ("roberta", 12, 514, 50_265),
-    "google-bert/bert-base-uncased": ("bert", 12, 512, 30_522),
-    "distilbert/distilbert-base-uncased": ("distilbert", 6, 512, 30_522),
+    "FacebookAI/roberta-base": ("roberta", 12, 514, 50_265, "intermediate_size"),
+    "google-bert/bert-base-uncased": ("bert", 12, 512, 30_522, "intermediate_size"),
+    "distilbert/distilbert-base-uncased": ("distilbert", 6, 512, 30_522, "hidden_dim"),
 }
 
 # Training examples of the data sets, by which a plan at full size counts what a device trains on.
@@ -217,14 +217,15 @@ def _made(row: Mapping[str, Any], folder: Path, train: int) -> Path:
 def _of_texts(row: Mapping[str, Any], folder: Path, *, small: bool) -> dict[str, Any]:
     """Return what encoders of random weights need in place of published ones, and a tokenizer that was made."""
     arguments, task_arguments = row.get("family-arguments", ""), row.get("task-arguments", "")
-    if not any(f"model = '{model}'" in arguments for model in PUBLISHED):
+    if not any(f"'{model}'" in arguments for model in PUBLISHED):
         return {}
-    for model, (kind, layers, positions, tokens) in PUBLISHED.items():
+    for model, (kind, layers, positions, tokens, inside) in PUBLISHED.items():
         count = made.TOKENS if small else tokens
         hidden, heads, mlp, longest = (16, 4, 16, 32) if small else (768, 12, 3072, positions)
-        sizes = f"hidden = {hidden}, heads = {heads}, mlp = {mlp}, positions = {longest}, vocabulary = {count}"
-        depth = "" if "depth =" in arguments else f", depth = {layers}"
-        arguments = arguments.replace(f"model = '{model}'", f"kind = '{kind}', {sizes}, token_types = 1{depth}")
+        sizes = f"hidden_size = {hidden}, num_attention_heads = {heads}, {inside} = {mlp}"
+        sizes = f"model_type = '{kind}', {sizes}, max_position_embeddings = {longest}, vocab_size = {count}"
+        whole = f"model = {{{sizes}, num_hidden_layers = {layers}}}"
+        arguments = arguments.replace(f"model = '{model}'", whole).replace(f"name = '{model}'", sizes)
         if f"'{model}'" in task_arguments:
             tokenizer = made.write_tokenizer(folder / f"tokenizer-{count}", count)
             task_arguments = task_arguments.replace(f"'{model}'", repr(str(tokenizer)))

@@ -71,6 +71,7 @@ class Kind:
 DIGITS = tuple("0123456789")
 CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+ENCODER = "transformers:AutoModel"  # of whose configuration the weights, or family-arguments, say the sizes
 
 TASKS: dict[str, Kind] = {
     "digits": Kind(digits.load, "cnn3", label_names=DIGITS),
@@ -89,10 +90,15 @@ TASKS: dict[str, Kind] = {
     "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True, fixed=True),
     "hapt": Kind(hapt.load, "cnn3", in_time=True, fixed=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
-    "text": Kind(texts.load, "encoder", metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own),
+    "text": Kind(
+        texts.load, "transformers:AutoModel", metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own
+    ),
     **{
         f"glue-{name}": Kind(
-            partial(glue.load, name), "encoder", metric=partial(glue.metric, name), arguments=glue.GlueArguments
+            partial(glue.load, name),
+            "transformers:AutoModel",
+            metric=partial(glue.metric, name),
+            arguments=glue.GlueArguments,
         )
         for name in glue.PARTS
     },

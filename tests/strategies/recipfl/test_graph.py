@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.encoders import encoder
 from wildflower.models.densenet import DenseNet121
 from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
@@ -93,10 +94,8 @@ def test_nodes_hold_every_tensor_but_the_norms_biases_and_statistics(family):
 
 
 # An encoder of two layers with adapters, of which the smaller one has the first.
-ENCODER = {
-    **{"name": "encoder", "input_shape": [9], "classes": 3, "vocabulary": 40, "hidden": 16, "heads": 4, "mlp": 20},
-    **{"positions": 16, "adapter": 2, "depth": 2, "depths": [1, 2], "freeze": ["embeddings", "encoder"]},
-}
+SIZES = {"adapter": 2, "depth": 2, "depths": [1, 2], "pad_id": 0, "freeze": ["embeddings", "encoder"]}
+ENCODER = encoder(**SIZES)
 OUT, MLP = "encoder.layer.0.attention.output.dense.adapter", "encoder.layer.0.output.dense.adapter"
 # Every node of the smaller one, with those before it.
 BY_HAND = [
@@ -106,20 +105,20 @@ BY_HAND = [
     ("add", [2]),
     ("add", [3]),
     ("norm", [4]),
-    ("dropout", [5]),
-    ("linear", [6]),  # query, key and value
-    ("linear", [6]),
-    ("linear", [6]),
-    ("scaled_dot_product_attention", [1, 7, 8, 9]),
-    ("linear", [10]),
-    (("linear weight", f"{OUT}.down.weight", (2, 16)), [11]),
-    (("linear bias", f"{OUT}.down.bias", (2,)), [12]),
-    ("gelu", [13]),
-    (("linear weight", f"{OUT}.up.weight", (16, 2)), [14]),
-    (("linear bias", f"{OUT}.up.bias", (16,)), [15]),
-    ("add", [11, 16]),
-    ("dropout", [17]),
-    ("add", [6, 18]),
+    ("index", [1]),  # the mask of every pair of tokens
+    ("and", [6]),
+    ("linear", [5]),  # query, key and value
+    ("linear", [5]),
+    ("linear", [5]),
+    ("scaled_dot_product_attention", [7, 8, 9, 10]),
+    ("linear", [11]),
+    (("linear weight", f"{OUT}.down.weight", (2, 16)), [12]),
+    (("linear bias", f"{OUT}.down.bias", (2,)), [13]),
+    ("gelu", [14]),
+    (("linear weight", f"{OUT}.up.weight", (16, 2)), [15]),
+    (("linear bias", f"{OUT}.up.bias", (16,)), [16]),
+    ("add", [12, 17]),
+    ("add", [5, 18]),
     ("norm", [19]),
     ("linear", [20]),
     ("gelu", [21]),
@@ -130,18 +129,17 @@ BY_HAND = [
     (("linear weight", f"{MLP}.up.weight", (16, 2)), [26]),
     (("linear bias", f"{MLP}.up.bias", (16,)), [27]),
     ("add", [23, 28]),
-    ("dropout", [29]),
-    ("add", [20, 30]),
-    ("norm", [31]),
-    ("mul", [1, 32]),  # the mean over tokens
+    ("add", [20, 29]),
+    ("norm", [30]),
+    ("ne", [0]),
+    ("mul", [31, 32]),  # the mean over tokens
     ("sum", [33]),
-    ("sum", [1]),
+    ("sum", [32]),
     ("clamp", [35]),
     ("div", [34, 36]),
-    ("dropout", [37]),
-    (("classifier weight", "classifier.out_proj.weight", (3, 16)), [38]),
-    (("classifier bias", "classifier.out_proj.bias", (3,)), [39]),
-    ("output", [40]),
+    (("classifier weight", "classifier.out_proj.weight", (3, 16)), [37]),
+    (("classifier bias", "classifier.out_proj.bias", (3,)), [38]),
+    ("output", [39]),
 ]
 
 
@@ -155,18 +153,18 @@ def test_an_encoder_with_adapters_by_hand():
     assert set(graph.edges) == {(before, end) for end, (_, befores) in enumerate(BY_HAND) for before in befores}
     # The larger one has the second layer between the first and the mean.
     larger = graph_of(family, family.full())
-    assert [node.tensor or node.operator for node in larger.nodes[:33]] == [
-        n.tensor or n.operator for n in graph.nodes[:33]
+    assert [node.tensor or node.operator for node in larger.nodes[:32]] == [
+        n.tensor or n.operator for n in graph.nodes[:32]
     ]
-    assert [node.operator for node in larger.nodes[33:59]] == [node.operator for node in graph.nodes[7:33]]
-    assert [node.operator for node in larger.nodes[59:]] == [node.operator for node in graph.nodes[33:]]
+    assert [node.operator for node in larger.nodes[32:56]] == [node.operator for node in graph.nodes[8:32]]
+    assert [node.operator for node in larger.nodes[56:]] == [node.operator for node in graph.nodes[32:]]
     # What travels is what has a node.
     travels = {name for name, spec in family.tensors(family.full()).items() if not spec.frozen}
     assert {node.tensor for node in larger.tensors} == travels
 
 
 def test_values_of_a_module_begin_as_widely_spread_as_it_draws_them():
-    family = make_family({**ENCODER, "hidden": 384, "adapter": 32, "heads": 12})
+    family = make_family(encoder(**SIZES | {"hidden": 384, "adapter": 32, "heads": 12}))
     scales = {node.tensor: node.scale for node in graph_of(family, family.smallest()).tensors}
     # Adapters have a standard deviation of 0.01, heads one of 0.02, Kaiming's is sqrt(2 / fan in).
     assert scales[f"{OUT}.down.weight"] == scales[f"{OUT}.down.bias"] == pytest.approx(0.01 * 192**0.5, rel=0.05)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.recipfl.recipfl_controls import AblatedTraining, ByExamples, FirstUpload
+from tests.encoders import encoder
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import loss_of, setup
 from wildflower.client_app.context import DeviceContext
@@ -267,12 +268,7 @@ def test_what_is_not_generated_is_logged(recipfl, caplog):
 
 # What is frozen
 
-ENCODER = make_family(
-    {
-        **{"name": "encoder", "input_shape": [9], "classes": 3, "vocabulary": 40, "hidden": 16, "heads": 4, "mlp": 20},
-        **{"positions": 16, "adapter": 2, "depth": 2, "depths": [1, 2], "freeze": ["embeddings", "encoder"]},
-    }
-)
+ENCODER = make_family(encoder(adapter=2, depth=2, depths=[1, 2], pad_id=0, freeze=["embeddings", "encoder"]))
 DEEP, SHALLOW = ENCODER.candidates(())
 
 
