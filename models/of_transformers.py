@@ -47,7 +47,7 @@ def with_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = found.get("arguments", {})
     given = json.loads(given) if isinstance(given, str) else dict(given)
     if not where or CONFIG in given or not is_configured(function := named(where, nn.Module)):
-        return found
+        return found | {key: value for key, value in sizes.items() if key == "pad_id"}
     if not model:
         raise PluginError(
             f"{where} is made from a configuration: family-arguments = \"model = {{model_type = 'bert', hidden_size = "

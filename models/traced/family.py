@@ -56,7 +56,7 @@ class Traced(GroupFamily):
     model, vocabulary, labels: of a class of `transformers`, the settings of its configuration, how many tokens the task
         has, and whether it labels each (`of_transformers.with_settings`); they are among the `arguments` of a family
         that was made.
-    pad_id: the token that such a model leaves out.
+    pad_id: the token that such a model leaves out, with which texts are padded.
     separator: the token behind each text of a pair, where such a model tells its texts apart; -1: it does not.
     """
 
@@ -191,7 +191,10 @@ class Traced(GroupFamily):
     def program(self, widths: Sequence[int], *, without_memory: bool = False) -> Program:
         """Return the program of any widths, also larger ones than the full model's."""
         static = self.norm == "static"
-        return Program(self.read, widths, static=static, scaler=self.scaler, without_memory=without_memory)
+        padding = (self.input_shape[0], self.pad_id) if self.tokens and self.pad_id is not None else None
+        return Program(
+            self.read, widths, static=static, scaler=self.scaler, without_memory=without_memory, padding=padding
+        )
 
     @override
     def initial(self) -> dict[str, Tensor]:

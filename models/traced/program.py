@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from wildflower.models.layers import BatchNorm
@@ -129,6 +130,7 @@ class Program(Network):
         static: bool = False,
         scaler: bool = False,
         without_memory: bool = False,
+        padding: tuple[int, int] | None = None,
     ) -> None:
         """Make the program, with first weights as far as a graph tells them.
 
@@ -138,8 +140,10 @@ class Program(Network):
             static: whether batch norms keep no running statistics.
             scaler: whether results of cut layers are divided by the kept share of their channels.
             without_memory: whether parameters and buffers are to be given weights. Constants have values.
+            padding: of texts their length in the graph, and the token that shorter ones are padded with.
         """
         super().__init__([])
+        self._padding = padding
         self._graph, self._kept = graph, tuple(kept)
         self._static, self._scaler = static, scaler
         self._norms = _norms(graph)
@@ -340,7 +344,10 @@ class Program(Network):
 
     def _run(self, program: _Steps, x: Tensor) -> list[Tensor]:
         """Return the answers of a program."""
-        batch = x.shape[0]
+        batch, given = x.shape[0], x.shape[-1]
+        shorter = self._padding is not None and given < self._padding[0]
+        if self._padding is not None and shorter:  # a batch is cut to its longest text, and a graph has one length
+            x = pad(x, (0, self._padding[0] - given), value=self._padding[1])
         values: list[Any] = [None] * program.registers
         for register, table, name in program.tensors:
             values[register] = table[name]
@@ -349,7 +356,8 @@ class Program(Network):
             values[step.result] = step.call(values, batch)
             for register in step.dropped:
                 values[register] = None
-        return [values[register] for register in program.answers]
+        answers = [values[register] for register in program.answers]
+        return [answer[:, :, :given] if shorter and answer.dim() == 3 else answer for answer in answers]
 
 
 def _made(value: Any, values: Sequence[Any], batch: int) -> Any:

@@ -341,3 +341,13 @@ def test_a_folder_may_have_other_settings_on_top(tmp_path):
 def test_what_cannot_be_added_is_said(added, words):
     with pytest.raises(ValueError, match=words):
         family_of("transformers:AutoModel", arguments=added)
+
+
+def test_a_batch_that_is_cut_to_its_longest_text_is_padded_again():
+    """Tasks cut batches, and a graph has one length of texts."""
+    family = small(depth=1, labels="tokens")
+    network = family.build(family.full()).eval()
+    tokens = torch.randint(2, 40, (2, 9))
+    tokens[:, 5:] = 1
+    assert torch.equal(network(tokens)[:, :, :5], network(tokens[:, :5]))
+    assert network.exits(tokens[:, :5])[0].shape == (2, 3, 5)
