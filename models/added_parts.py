@@ -1,4 +1,4 @@
-"""What is added to a model of `transformers`: adapters, LoRA, and a head where it has none."""
+"""Parts that are added to a model of `transformers`: adapters, LoRA, and a head where it has none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDED = (".adapter.", ".lora_A.", ".lora_B.")
 
 
 class Added(BaseModel):
-    """What is added to a model.
+    """The parts that are added to a model.
 
     Attributes:
         adapter: channels inside of adapters, behind the layers of `adapter_behind`; 0: none. A width does not cut them.
