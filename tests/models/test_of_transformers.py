@@ -249,7 +249,7 @@ def test_lora_is_what_peft_computes():
     all tensors filled as here under the same names. Typed in once: the project needs no peft. Without the adapter the
     first number is 0.3843307.
     """
-    sizes = {"vocabulary": 10, "hidden": 4, "heads": 2, "depth": 2, "mlp": 4, "pad_id": 0}
+    sizes = {"vocabulary": 10, "hidden": 4, "heads": 2, "depth": 2, "mlp": 4}
     spec = encoder(input_shape=[4], classes=4, pooling="cls", lora=2, **sizes)
     spec["model"]["max_position_embeddings"] = 8
     family = make_family(spec)
