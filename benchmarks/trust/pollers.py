@@ -261,11 +261,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what was measured before")
     given = parser.parse_args()
     if not given.table:
-        found = {}
+        found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        which = "" if given.devices == parser.get_default("devices") else f"{given.devices} devices, "
         for name, alone in (("gate and SuperLink", False), ("gate alone", True)):
             with tempfile.TemporaryDirectory() as folder:
                 seconds = min(given.seconds, MOST_SECONDS)
-                found[name] = measure(Path(folder) / "pollers", given.devices, seconds, given.ask, alone)
+                found[which + name] = measure(Path(folder) / "pollers", given.devices, seconds, given.ask, alone)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(table(json.loads(RESULTS.read_text())))
 

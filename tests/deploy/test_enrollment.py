@@ -1,6 +1,7 @@
 """Devices that enroll keys of their own with a one-time token, and keys that expire."""
 
 import http.client
+import os
 import runpy
 import socket
 import ssl
@@ -64,6 +65,21 @@ def test_a_kit_with_a_token_holds_no_key(kit, own_secrets):  # noqa: F811
     assert "+ ssh-keygen -q -t ecdsa -b 384" in done.stdout
     assert "https://fl.example:9200/" in done.stdout
     assert token not in done.stdout
+
+
+@pytest.fixture(autouse=True)
+def two_file_systems(monkeypatch):
+    """In a container the tokens and the keys are two mounts, between which nothing is renamed."""
+
+    def within(rename):
+        def rename_within(source, target):
+            assert Path(source).parent == Path(target).parent, "Invalid cross-device link"
+            rename(source, target)
+
+        return rename_within
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, within(getattr(os, name)))
 
 
 def test_a_token_is_good_for_one_key(program, kit, own_secrets, tmp_path):  # noqa: F811
