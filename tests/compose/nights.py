@@ -236,7 +236,7 @@ def test_two_nights_of_four_containers_and_three_processes(nights, record_proper
     containers.finish(process, "nights", nights.seconds_until(END))
     wildflower = ("run", "--rm", "-T", "--entrypoint", "wildflower", "runner")
     there = ("--superlink", "superlink:8000", "--root-certificates", "/run/secrets/ca_certificate")
-    told = containers.compose(*wildflower, "deliver", "/runs/nights", *there, check=False)
+    told = containers.compose(*wildflower, "deliver", "/runs/nights", "--app", "/app", *there, check=False)
     assert nights.now < END, told
 
     containers.keep_logs_and_runs()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from wildflower.cli.options import Insecure, RootCertificates, RunDir, Sign, deployment_at, print_table
+from wildflower.cli.options import AppFolder, Insecure, RootCertificates, RunDir, Sign, deployment_at, print_table
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def deliver(
     ] = None,
     root_certificates: RootCertificates = None,
     insecure: Insecure = False,
+    app_dir: AppFolder = None,
     sign: Sign = None,
     file_format: Annotated[str, typer.Option("--format", help="pt2, onnx or pte (docs/export.md).")] = "pt2",
 ) -> None:
@@ -52,7 +53,7 @@ def deliver(
     only = run_dir / FOLDER / ONLY
     only.touch()
     try:
-        code = run_experiment(again, [], None, terminal(), deployment)
+        code = run_experiment(again, [], app_dir, terminal(), deployment)
     finally:
         only.unlink(missing_ok=True)  # a run that could not be taken up has not read it
     said = {device: answer for device, answer in read_delivered(run_dir).items() if answer.version == version}

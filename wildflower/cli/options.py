@@ -32,6 +32,9 @@ WhichModel = Annotated[
 RootCertificates = Annotated[
     Path | None, typer.Option(help="PEM file of the authority that signed the SuperLink's certificate.")
 ]
+AppFolder = Annotated[
+    Path | None, typer.Option("--app", help="Folder of the Flower app, when this installation does not hold it.")
+]
 Sign = Annotated[
     Path | None, typer.Option(metavar="KEY", help="Sign the app, for devices that run signed apps only: app.key.")
 ]

@@ -1,11 +1,10 @@
 """`wildflower run`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from wildflower.cli.options import Experiment, Insecure, Overrides, RootCertificates, Sign, deployment_at
+from wildflower.cli.options import AppFolder, Experiment, Insecure, Overrides, RootCertificates, Sign, deployment_at
 from wildflower.launch.starting import loading_modules
 from wildflower.plugins.user_error import UserError
 
@@ -13,9 +12,7 @@ from wildflower.plugins.user_error import UserError
 def run(
     experiment: Experiment,
     overrides: Overrides = None,
-    app_dir: Annotated[
-        Path | None, typer.Option("--app", help="Folder of the Flower app, when this installation does not hold it.")
-    ] = None,
+    app_dir: AppFolder = None,
     superlink: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Run it on the real devices that are connected to this SuperLink."),
