@@ -31,30 +31,28 @@ from wildflower.messages.orders import Batch, Hex64, LocalTraining, StepReferenc
 MAX_REMEMBERED = 4096  # sums, and updates; then the oldest are forgotten
 
 
-class _Entry(BaseModel):
-    """A sum that a device has confirmed: its run and round, the weights before it, and the device's block."""
-
+class _Kept(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Entry(_Kept):
+    """A sum that a device has confirmed: its run and round, the weights before it, and the device's block."""
 
     round: Hex64
     weights: Hex64
     block: list[int]
 
 
-class _Update(BaseModel):
+class _Update(_Kept):
     """What a device has trained for a sum: from which weights, with which seed, and the digest of all else asked."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     weights: Hex64
     seed: int
     asked: Hex64
 
 
-class _Newest(BaseModel):
+class _Newest(_Kept):
     """How a device has trained for the newest of its updates, and in which run."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     weights: Hex64
     run: Hex64
@@ -62,9 +60,7 @@ class _Newest(BaseModel):
     client_step: StepReference
 
 
-class _Entries(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Entries(_Kept):
     sums: list[_Entry] = []
     updates: list[_Update] = []
     newest: _Newest | None = None

@@ -153,13 +153,13 @@ def test_a_run_that_fails_says_why(experiment, runs):
 def test_what_a_run_warns_of_before_its_rounds_is_told_once_and_while_it_goes_on(experiment, runs, monkeypatch):
     runs.warns = ["a tensor is not in the file", "a text is cut"]
     told_at = []
-    ended = python._has_ended
+    ended = python.has_ended
 
     def ends_when_asked_again(process):
         told_at.append(len(caught))
         return len(told_at) == 3 and ended(process)
 
-    monkeypatch.setattr(python, "_has_ended", ends_when_asked_again)
+    monkeypatch.setattr(python, "has_ended", ends_when_asked_again)
     with pytest.warns(UserWarning, match="in the file|is cut") as caught:
         wf.run(experiment)
     assert [str(warning.message) for warning in caught] == runs.warns

@@ -100,7 +100,7 @@ def test_other_partitions_deal_windows(data_dir: Path, partition: str) -> None:
 
 
 def test_without_data_the_message_says_what_is_wanted(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="needs data-dir: the folder RawData of UCI's HAPT"):
+    with pytest.raises(ValueError, match="needs data-dir: the folder RawData of UCI's HAPT"):
         load_task(TaskSpec(name="hapt", devices=2))
     with pytest.raises(FileNotFoundError, match=r"0 files labels\.txt of the task 'hapt'; expected one"):
         load_task(TaskSpec(name="hapt", devices=2, data_dir=str(tmp_path)))

@@ -60,9 +60,7 @@ def test_an_empty_folder_is_told_what_belongs_into_it(tmp_path: Path) -> None:
 
 
 def test_unimib_shar_has_no_usual_place() -> None:
-    with pytest.raises(
-        FileNotFoundError, match="the task 'unimib-shar' needs data-dir: a folder with the files fall_da"
-    ):
+    with pytest.raises(ValueError, match="the task 'unimib-shar' needs data-dir: a folder with the files fall_da"):
         unimib.load("")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from wildflower.cli.plan import plan_of, plan_tables, spread
 from wildflower.launch.before import Deployment, check_buildable, check_disk, check_same_files, steps_of_start
 from wildflower.launch.forked_server import told_later
-from wildflower.launch.terminal import tables_of
+from wildflower.launch.terminal import say, tables_of
 from wildflower.models.base import Family
 from wildflower.models.levels import Levels
 from wildflower.rounds.engine import Engine
@@ -76,13 +76,12 @@ class Page:
             console.print(f"[bold]{title}[/]", highlight=False)
             for part in content:
                 if isinstance(part, str):
-                    console.print(f"  {part}", markup=False, highlight=False, soft_wrap=True)
+                    say(console, f"  {part}")
                 else:
                     console.print(part)
         for kind, color, lines in (("Warning", "yellow", self.warnings), ("Error", "bold red", self.problems)):
             for line in dict.fromkeys(lines):
-                console.print(f"[{color}]{kind}:[/] ", end="", highlight=False)
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(console, line, f"{kind}: ", color)
         if self.problems:
             console.print(f"The run cannot begin: {counted(len(self.problems), 'error')}.")
         else:

@@ -1,6 +1,7 @@
 """`wildflower export` and `wildflower predict`: a model of a run, taken along or asked."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -72,7 +73,7 @@ def predict(
 
     found = predict_folder(source, folder, which=cast("Which", which), tier=tier)
     if as_json:
-        typer.echo(json.dumps([prediction.to_json() for prediction in found]))
+        typer.echo(json.dumps([asdict(prediction) for prediction in found]))
     else:
         rows = [
             [p.file, p.problem or p.label or f"{p.value:g}", "" if p.share is None else f"{p.share:.1%}"] for p in found

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wildflower.cli.options import Html, Jobs, Overrides, Seeds, wrong_values_told
+from wildflower.cli.options import Html, Jobs, Overrides, Seeds, print_table, wrong_values_told
 from wildflower.cli.sweep import do_sweep
 
 
@@ -51,7 +51,7 @@ def paper(
 
     console = terminal()
     if name is None:
-        console.print(papers.listed())
+        print_table(("experiment", "what", "data"), [(one.name, one.what, one.data) for one in catalog.entries()])
         return
     one = catalog.entry(name)
     methods = papers.chosen(one, rows or [])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wildflower.launch.experiment_file import SettingsError, place, resolve
 from wildflower.launch.sweeps import Row
-from wildflower.papers.catalog import Entry, entries, full_size
+from wildflower.papers.catalog import Entry, full_size
 from wildflower.plugins.nearest import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,19 +35,6 @@ def chosen(one: Entry, names: Sequence[str]) -> list[Row]:
             meant = did_you_mean(name, rows) or f"its rows are {', '.join(rows)}"
             raise SettingsError(f"{one.name} has no row {name!r}: {meant}")
     return [rows[name] for name in names] or list(rows.values())
-
-
-def listed() -> Table:
-    """Return a table of all experiments: name, what is compared, the data set."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("experiment", "what", "data"):
-        table.add_column(head, overflow="fold")
-    for one in entries():
-        table.add_row(one.name, one.what, one.data)
-    return table
 
 
 def about(one: Entry) -> Iterator[str]:

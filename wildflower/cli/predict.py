@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,10 +52,6 @@ class Prediction:
     share: float | None = None
     value: float | None = None
     problem: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
 
 
 def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | None = None) -> list[Prediction]:

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 
+from wildflower.launch.terminal import say
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.elastic import ElasticFamily, ElasticSpace
 from wildflower.models.family import make_family
@@ -181,7 +182,7 @@ def _pretrained(supernet: Supernet, file: Path, console: Console) -> None:
         found = load_initial(file, supernet.space.family)
     except ValueError as error:
         raise SupernetError(f"--initial {error}") from None
-    console.print(f"Initial weights: {found.describe()}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"Initial weights: {found.describe()}")
     supernet.insert(found.architecture, found.tensors)
 
 

@@ -2,16 +2,15 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
-from logging import WARNING, LogRecord
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 
 from wildflower.launch.app_log import last_traceback, log_since, warnings_text
 from wildflower.launch.before import (
@@ -30,6 +29,7 @@ from wildflower.launch.showing import progress, summary_table
 from wildflower.launch.signing import sign
 from wildflower.launch.starting import loading_modules
 from wildflower.launch.superlink import FlowerError, SuperLink, connected, stop_signals_interrupt, superlink
+from wildflower.launch.terminal import say
 from wildflower.plugins.beside import APP
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.plugins.reference import is_reference
@@ -63,7 +63,7 @@ def run_experiment(
         with stop_signals_interrupt(), beside(experiment) as modules, ExitStack() as held:
             return _run(experiment, overrides, app_dir, console, deployment, modules, held, hooks)
     except (SettingsError, MissingExtraError, JournalError, FlowerError, OSError) as error:
-        console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        say(console, str(error), "Error: ", "bold red")
         return 1
     except KeyboardInterrupt:
         console.print("[yellow]Stopped, and everything that was started with it.[/]")
@@ -87,64 +87,37 @@ def _run(
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
     check_start(config, run_dir, deployment)
-    said: list[LogRecord] = []
-    with ExitStack() as stack:
-        if local:
-            prepare_to_fork()
-        said = stack.enter_context(told_later())
+    if local:
+        prepare_to_fork()
+    with told_later() as said:
         built = check_buildable(config, hooks) if config.fleet else None
     if config.resume:
         check_same_files(run_dir, config, built[0] if built else None)
-    already = list(check_disk(built[0], config, run_dir)) if built else []
+    warnings = list(check_disk(built[0], config, run_dir)) if built else []
     # Another command may have begun the same run, or even ended it, while this one was built.
     held.enter_context(alone_in(run_dir, COMMAND_LOCK))
     check_folder(run_dir, config.resume)
     check_free(run_dir)
-    console.print(
-        f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {counted(config.rounds, 'round')}, "
-        f"{config.devices_per_round} of {config.devices} devices per round, "
-        + (f"{config.workers} workers" if config.fleet else "")
-        + (" " if config.fleet and deployment else "")
-        + (f"at {escape(deployment.address)}" if deployment else ""),
-        highlight=False,
-        soft_wrap=True,
-    )
     # What was found while the run was built, such as first weights that are not in the file, before its rounds.
     ignored = config.ignored_text()
-    already += [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
-    for warning in dict.fromkeys(already):
-        console.print(f"[yellow]Warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
+    warnings += [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
+    _announce(console, config, deployment, warnings)
     earlier = len(read_rounds(run_dir))
     named = partial(global_model, run_dir, {"strategy": config.strategy})
+    shown = partial(progress, console, config.rounds, earlier, named)
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
-    with ExitStack() as stack:
-        stack.enter_context(_resume_hint(run_dir, config, console))
+    with _resume_hint(run_dir, config, console):
         if local:
             assert built is not None
-            server = stack.enter_context(local_server(config, built, said, app_log))
-            with progress(console, config.rounds, earlier, named) as show:
+            with local_server(config, built, said, app_log) as server, shown() as show:
                 failure = follow_process(server, run_dir, show)
         else:
-            if deployment is None:
-                flower = stack.enter_context(superlink(run_dir / "superlink.log"))
-            else:
-                flower = stack.enter_context(connected(deployment.address, deployment.root_certificates))
-            config_file = flower.folder / "config.toml"
-            config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
-            app = app_dir
-            if modules or is_reference(config.strategy) or (deployment and deployment.sign):
-                app = make_bundle(app_dir, flower.folder / "app", config.strategy, modules)
-            if deployment and deployment.sign:
-                sign(app, deployment.sign)
-            run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
-            if deployment is not None:
-                stack.enter_context(_stopped_when_interrupted(flower, run_id))
-            with progress(console, config.rounds, earlier, named) as show:
+            with _submitted(config, run_dir, app_dir, modules, deployment) as (flower, run_id), shown() as show:
                 failure = follow(flower, run_id, run_dir, app_log, show, app_log_start)
     log = log_since(app_log, app_log_start)
-    if told := warnings_text(log, app_log, already=already):
-        console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
+    if told := warnings_text(log, app_log, already=warnings):
+        say(console, told, "Warning: ", "yellow")
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
         failure = f"{'Its server' if local else 'Flower'} says that the run finished, but its summary.json does not"
@@ -154,13 +127,11 @@ def _run(
         # What the run says of itself in words, which is one line, needs no frames and is said once.
         if own and "\n" not in own and reason.endswith(own):
             reason = failure = own
-        console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
-        if reason != failure:
-            console.print(reason, markup=False, highlight=False, soft_wrap=True)
-        if full := full_disk_text(run_dir):
-            console.print(full, markup=False, highlight=False, soft_wrap=True)
+        say(console, failure, "The run failed. ", "bold red")
         logs = str(app_log) if deployment or local else f"{app_log} and {run_dir / 'superlink.log'}"
-        console.print(f"Logs: {logs}", markup=False, highlight=False, soft_wrap=True)
+        for text in ("" if reason == failure else reason, full_disk_text(run_dir), f"Logs: {logs}"):
+            if text:
+                say(console, text)
         # What a run says in words before its first round or after its last one would come again. Some of it says how to
         # go on.
         in_words = own is not None and "\n" not in own
@@ -170,8 +141,51 @@ def _run(
         return 1
     assert summary is not None
     console.print(summary_table(summary, virtual_clock=bool(config.fleet), whole=named()))
-    console.print(f"Report: {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"Report: {run_dir / 'report.html'}")
     return 0
+
+
+def _announce(console: Console, config: "RunConfig", deployment: Deployment | None, warnings: Iterable[str]) -> None:
+    """Say what begins, and what a person should know before."""
+    where = [f"{config.workers} workers"] if config.fleet else []
+    where += [f"at {deployment.address}"] if deployment else []
+    say(
+        console,
+        f": {config.strategy} on {config.task}, {counted(config.rounds, 'round')}, "
+        f"{config.devices_per_round} of {config.devices} devices per round, {' '.join(where)}",
+        config.run_name,
+        "bold",
+    )
+    for warning in dict.fromkeys(warnings):
+        say(console, warning, "Warning: ", "yellow")
+
+
+@contextmanager
+def _submitted(
+    config: "RunConfig", run_dir: Path, app_dir: Path, modules: Mapping[str, Path], deployment: Deployment | None
+) -> Iterator[tuple[SuperLink, str]]:
+    """Hand a run to Flower, for the time of a `with` block: to a SuperLink of its own, or to that of a deployment."""
+    if deployment is None:
+        reached = superlink(run_dir / "superlink.log")
+    else:
+        reached = connected(deployment.address, deployment.root_certificates)
+    with reached as flower:
+        config_file = flower.folder / "config.toml"
+        config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
+        app = app_dir
+        if modules or is_reference(config.strategy) or (deployment and deployment.sign):
+            app = make_bundle(app_dir, flower.folder / "app", config.strategy, modules)
+        if deployment and deployment.sign:
+            sign(app, deployment.sign)
+        run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
+        try:
+            yield flower, run_id
+        except KeyboardInterrupt:
+            if (
+                deployment is not None
+            ):  # a SuperLink that is not ours would go on with it, and nobody follows it any more
+                flower.stop(run_id)
+            raise
 
 
 def full_disk_text(run_dir: Path) -> str:
@@ -232,20 +246,8 @@ def _resume_hint(run_dir: Path, config: "RunConfig", console: Console) -> Iterat
 def print_resume_hint(run_dir: Path, config: "RunConfig", console: Console) -> None:
     """Say how a run goes on that has broken off; nothing where no round was finished."""
     if finished := len(read_rounds(run_dir)):
-        console.print(
+        say(
+            console,
             f"{finished} of {config.rounds} rounds are in {run_dir}; go on with the same command and "
             f"--set resume=true --set run-name={config.run_name}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
         )
-
-
-@contextmanager
-def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
-    """A SuperLink that is not ours would go on with a run that nobody follows any more."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        flower.stop(run_id)
-        raise

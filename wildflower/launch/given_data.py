@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wildflower.launch.experiment_file import SettingsError
+from wildflower.launch.source import kind_of_value
 from wildflower.plugins.nearest import nearest
 from wildflower.tasks.data import Data, DataSet, stratified_test
 from wildflower.tasks.device_data import in_order
@@ -65,7 +66,8 @@ def data_set_of(data: object, label: str | None, test: object, *, flat: bool) ->
     source = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
     numbers = train.labels.dtype.kind == "f"
     if test is None:
-        strata = source if devices or numbers or train.labels.ndim > 1 else _codes(train.labels)
+        dealt_out = devices or numbers or train.labels.ndim > 1
+        strata = source if dealt_out else torch.from_numpy(np.unique(train.labels, return_inverse=True)[1].reshape(-1))
         mask = stratified_test(strata, TEST_SHARE)
         if not mask.any():
             raise SettingsError(f"data: {len(train)} examples are too few to keep a fifth for testing: give test=")
@@ -139,7 +141,7 @@ def _examples(data: object, label: str | None, what: str) -> _Examples:
     columns: tuple[str, ...] = ()
     if label is not None and not any(_is_of(*table, data) for table in TABLES):
         raise SettingsError(
-            f"label = {label!r}: it names a column of a table, and {what} is {_kind(data)}: leave it out"
+            f"label = {label!r}: it names a column of a table, and {what} is {kind_of_value(data)}: leave it out"
         )
     if isinstance(data, str):
         raise SettingsError(
@@ -159,7 +161,7 @@ def _examples(data: object, label: str | None, what: str) -> _Examples:
         inputs, labels = _of_pairs(data, what)
     else:
         alone = " alone: give (x, y)" if _is_array(data) else f": {CAN_BE}"
-        raise SettingsError(f"{what} is {_kind(data)}{alone}")
+        raise SettingsError(f"{what} is {kind_of_value(data)}{alone}")
     found = _Examples(_tensor(inputs, what), _labels(labels, what), columns)
     if len(found.inputs) != len(found.labels):
         raise SettingsError(f"{what}: {len(found.inputs)} inputs and {len(found.labels)} labels: give one for each")
@@ -173,16 +175,14 @@ def _of_pairs(pairs: Iterable[Any], what: str) -> tuple[Any, Any]:
     labels: list[Any] = []
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise SettingsError(f"{what}[{len(inputs)}] is {_kind(pair)}, and must be a pair (input, label)")
+            raise SettingsError(f"{what}[{len(inputs)}] is {kind_of_value(pair)}, and must be a pair (input, label)")
         inputs.append(_one_input(pair[0]))
-        labels.append(
-            pair[1].item() if isinstance(pair[1], Tensor | np.generic) and not _dimensions(pair[1]) else pair[1]
-        )
+        labels.append(pair[1].tolist() if isinstance(pair[1], Tensor | np.ndarray | np.generic) else pair[1])
     shapes = {array.shape for array in inputs}
     if len(shapes) > 1:
         some = " and ".join(str(shape) for shape in sorted(shapes)[:2])
         raise SettingsError(f"{what}: inputs have shapes {some}, and must have one: resize them, or cut and pad")
-    return np.stack(inputs) if inputs else np.zeros((0, 1), np.float32), [_plain(each) for each in labels]
+    return np.stack(inputs) if inputs else np.zeros((0, 1), np.float32), labels
 
 
 def _one_input(value: Any) -> np.ndarray:
@@ -269,7 +269,7 @@ def _tensor(inputs: Any, what: str) -> Tensor:
         array = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
     except ValueError:  # lists of several lengths
         raise SettingsError(
-            f"{what}: inputs are a {_kind(inputs)} of several shapes: give an array or a tensor"
+            f"{what}: inputs are a {kind_of_value(inputs)} of several shapes: give an array or a tensor"
         ) from None
     kind, shape = array.dtype.kind, array.shape
     if kind not in "iufb" or not shape:
@@ -344,10 +344,6 @@ def _chosen(examples: _Examples, mask: Tensor) -> _Examples:
     return replace(examples, inputs=examples.inputs[mask], labels=examples.labels[mask.numpy()])
 
 
-def _codes(labels: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.unique(labels, return_inverse=True)[1].reshape(-1))
-
-
 def _data_set(train: _Examples, test: _Examples, flat: bool) -> DataSet:
     for name, one, other in (
         ("inputs", tuple(train.inputs.shape[1:]), tuple(test.inputs.shape[1:])),
@@ -358,13 +354,11 @@ def _data_set(train: _Examples, test: _Examples, flat: bool) -> DataSet:
         if one != other:
             raise SettingsError(f"test: its {name} are {other}, those of data are {one}: they must be alike")
     labels, names, classes = _numbered(train.labels, test.labels)
-    parts = [Data(_shaped(part.inputs, flat), of_part) for part, of_part in zip((train, test), labels, strict=True)]
+    unshaped = train.inputs.dim() == 2 and train.inputs.is_floating_point() and not flat
+    inputs = (part.inputs[:, :, None] if unshaped else part.inputs for part in (train, test))
+    parts = [Data(*pair) for pair in zip(inputs, labels, strict=True)]
     mean, std = (None, None) if train.inputs.dtype == torch.int32 else _moments(parts[0].inputs)
     return DataSet(parts[0], parts[1], classes, mean=mean, std=std, label_names=names, columns=train.columns)
-
-
-def _shaped(inputs: Tensor, flat: bool) -> Tensor:
-    return inputs[:, :, None] if inputs.dim() == 2 and inputs.is_floating_point() and not flat else inputs
 
 
 def _numbered(train: np.ndarray, test: np.ndarray) -> tuple[list[Tensor], tuple[str, ...], int]:
@@ -403,14 +397,6 @@ def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(means), torch.tensor(deviations)
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor | np.ndarray) else value
-
-
-def _dimensions(value: Any) -> int:
-    return value.dim() if isinstance(value, Tensor) else 0
-
-
 def _is_array(value: object) -> bool:
     return isinstance(value, Tensor | np.ndarray) or _is_of("pandas", "Series", value)
 
@@ -419,7 +405,3 @@ def _is_of(module: str, name: str, value: object) -> bool:
     """Whether a value is of a library's class, which nobody has to import for that."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

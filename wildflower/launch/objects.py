@@ -175,6 +175,7 @@ def _model(made: Path, target: Path, objects: Objects) -> dict[str, Any]:
 
     from wildflower.launch.instance import add_instance, save_weights
     from wildflower.launch.source import Source
+    from wildflower.models.base import Family
 
     model, arguments = objects.model, _levels(objects)
     if isinstance(model, str):
@@ -197,24 +198,16 @@ def _model(made: Path, target: Path, objects: Objects) -> dict[str, Any]:
         save_weights(model, made / WEIGHTS)
         found["initial"] = {"weights": str(target / WEIGHTS)}
     elif isinstance(model, type | FunctionType):
-        if isinstance(model, type) and not _is_model(model):
+        if isinstance(model, type) and not issubclass(model, nn.Module | Family):
             raise SettingsError(f"model = {model.__qualname__}: {MODEL_CAN_BE}")
         name = model.__name__
-        if not (isinstance(model, type) and issubclass(model, _family_class())):
+        if not (isinstance(model, type) and issubclass(model, Family)):
             _check_arguments(model, arguments)
         source.add(name, model)
     else:
         raise SettingsError(f"model = {model!r}: {MODEL_CAN_BE}")
     _write_source(made, MODEL, source, "The model that `wf.run` was given.")
     return found | {"family": f"{MODEL}:{name}"} | _family_arguments(arguments)
-
-
-def _is_model(kind: type) -> bool:
-    from torch import nn
-
-    from wildflower.models.base import Family
-
-    return issubclass(kind, nn.Module | Family)
 
 
 def _check_arguments(model: Any, arguments: Mapping[str, Any]) -> None:
@@ -238,12 +231,6 @@ def _check_arguments(model: Any, arguments: Mapping[str, Any]) -> None:
             f"{missing[0]}=...), as defaults, or by levels=[{{{missing[0]!r}: ...}}, ...]; classes and input_shape are "
             "filled in"
         )
-
-
-def _family_class() -> type:
-    from wildflower.models.base import Family
-
-    return Family
 
 
 def _levels(objects: Objects) -> dict[str, Any]:
@@ -367,15 +354,11 @@ def _write_method(folder: Path, kind: type) -> None:
     if source.pieces:
         _write_source(folder, module, source, f"The method that `wf.run` was given: {name}.")
     else:
-        _copy(folder, source)
+        _copy_all(folder, source.copied.values())
 
 
 def _write_source(folder: Path, name: str, source: Any, title: str) -> None:
     (folder / f"{name}.py").write_text(source.text(title), encoding="utf-8")
-    _copy(folder, source)
-
-
-def _copy(folder: Path, source: Any) -> None:
     _copy_all(folder, source.copied.values())
 
 
@@ -401,27 +384,7 @@ def _fleet(made: Path, target: Path, fleet: object, keys: Mapping[str, Any]) -> 
     if isinstance(fleet, Mapping) and "group" in fleet:
         top = {key: value for key, value in fleet.items() if key != "group"}
         fleet = fleet["group"]
-    if isinstance(fleet, Mapping):
-        groups = [
-            {"name": str(name), **(value if isinstance(value, Mapping) else {"memory": value})}
-            for name, value in fleet.items()
-        ]
-    elif isinstance(fleet, list | tuple) and fleet:
-        sizes = Counter(size for size in fleet if isinstance(size, str))
-        if sizes and sum(sizes.values()) != len(fleet):
-            raise SettingsError(can_be)
-        if sizes:
-            groups = [
-                {"name": size.replace(" ", "-"), "memory": size, "share": count / len(fleet)}
-                for size, count in sizes.items()
-            ]
-        elif all(isinstance(group, Mapping) for group in fleet):
-            groups = [{"name": f"group-{place}", **group} for place, group in enumerate(fleet, start=1)]
-        else:
-            raise SettingsError(can_be)
-    else:
-        raise SettingsError(can_be)
-    if not groups:
+    if not (groups := _groups(fleet)):
         raise SettingsError(can_be)
     if not any("count" in group or "share" in group for group in groups):
         groups = [{**group, "share": 1 / len(groups)} for group in groups]
@@ -435,3 +398,18 @@ def _fleet(made: Path, target: Path, fleet: object, keys: Mapping[str, Any]) -> 
     if all(isinstance(count, int) for count in counts) and "devices" not in keys:
         found["devices"] = sum(counts)
     return found
+
+
+def _groups(fleet: object) -> list[dict[str, Any]]:
+    """Return the groups of a fleet as tables; [] for what is none."""
+    if isinstance(fleet, Mapping):
+        tables = {name: value if isinstance(value, Mapping) else {"memory": value} for name, value in fleet.items()}
+        return [{"name": str(name), **table} for name, table in tables.items()]
+    if not isinstance(fleet, list | tuple):
+        return []
+    if all(isinstance(size, str) for size in fleet):
+        shares = {size: count / len(fleet) for size, count in Counter(fleet).items()}
+        return [{"name": size.replace(" ", "-"), "memory": size, "share": share} for size, share in shares.items()]
+    if all(isinstance(group, Mapping) for group in fleet):
+        return [{"name": f"group-{place}", **group} for place, group in enumerate(fleet, start=1)]
+    return []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from wildflower.launch import child
 from wildflower.launch.app_log import WAITING, log_since, warnings_text
 from wildflower.launch.before import check_population
 from wildflower.launch.experiment_file import SettingsError, beside, free_name, place, read_toml, resolve
-from wildflower.launch.following import LOOK_SECONDS, JournalWatch
+from wildflower.launch.following import JournalWatch, has_ended
 from wildflower.launch.objects import Objects, are_objects, method_reference, written_down
 from wildflower.launch.python_settings import by_reference, grid_of, overrides_of, rows_of, space_of, with_dashes
 from wildflower.launch.results import Run, Sweep
@@ -211,7 +210,7 @@ def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
             ):
                 journal = JournalWatch(folder)
                 while True:
-                    ended = _has_ended(process)
+                    ended = has_ended(process)
                     for text in _first_warnings(Path(said.name)):
                         if text not in told:
                             told.append(text)
@@ -229,14 +228,6 @@ def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
             reason = reason or f"its process has ended with code {process.returncode}"
             raise RunError(f"{config.run_name}: {reason}")
     return load(folder)
-
-
-def _has_ended(process: child.Child) -> bool:
-    try:
-        process.wait(timeout=LOOK_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _reason(said: str, title: str) -> str:

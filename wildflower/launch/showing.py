@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from wildflower.launch.terminal import say
 from wildflower.server_app.run_records import RoundRecord, Summary
 from wildflower.server_app.summary import OF_DEVICES, WHOLE
 from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
@@ -82,10 +83,10 @@ class Lines:
             left = seconds_left(rounds[: record.round], self._total)
             if left:
                 line += f", {seconds_text(round(left))} left"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(self._console, line)
         self._shown = len(rounds)
         if waiting not in ("", self._waiting):
-            self._console.print(waiting, markup=False, highlight=False, soft_wrap=True)
+            say(self._console, waiting)
             self._waiting = waiting
 
 
@@ -176,13 +177,11 @@ def summary_rows(summary: Summary, *, virtual_clock: bool, whole: str) -> list[t
         virtual_clock: whether its devices have one, as those of a fleet do.
         whole: what its global model is called; "" if it has none.
     """
-    rows: list[tuple[str, str]] = []
+    rows = [("status", summary.status), ("rounds", str(summary.rounds))]
 
     def row(name: str, value: str) -> None:
         rows.append((name, value))
 
-    row("status", summary.status)
-    row("rounds", str(summary.rounds))
     label, text = summary.scale.label, score_format(summary.scale)
     if summary.delivered_score is not None:
         row(f"delivered {label}", text(summary.delivered_score))

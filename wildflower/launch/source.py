@@ -131,8 +131,8 @@ class Source:
             given += [f"{key}={self.expression(part, where)}" for key, part in value.keywords.items()]
             return f"partial({', '.join(given)})"
         raise SettingsError(
-            f"{self.what} uses {where} = {_shown(value)}, a value of {_kind(value)}, which cannot be written down: it "
-            f"must be {_CAN_BE}"
+            f"{self.what} uses {where} = {_shown(value)}, a value of {kind_of_value(value)}, which cannot be written "
+            f"down: it must be {_CAN_BE}"
         )
 
     def _several(self, value: Any, where: str) -> str:
@@ -148,8 +148,8 @@ class Source:
         count = value.numel() if isinstance(value, torch.Tensor) else value.size
         if count > MAX_NUMBERS:
             raise SettingsError(
-                f"{self.what} uses {where}, {_kind(value)} of {count} numbers: at most {MAX_NUMBERS} are written down; "
-                "make it in the function or the class itself, or give it as data"
+                f"{self.what} uses {where}, {kind_of_value(value)} of {count} numbers: at most {MAX_NUMBERS} are "
+                "written down; make it in the function or the class itself, or give it as data"
             )
         numbers = self.expression(value.tolist(), where)
         self.need("import torch" if tensor else "import numpy")
@@ -321,7 +321,8 @@ def _definition(lines: list[str], name: str, is_class: bool, line: int) -> str:
     return found
 
 
-def _kind(value: object) -> str:
+def kind_of_value(value: object) -> str:
+    """Return the class of a value, with its module."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 

@@ -33,6 +33,7 @@ from wildflower.launch.experiment_file import (
 from wildflower.launch.following import JournalWatch
 from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
+from wildflower.launch.terminal import say
 from wildflower.plugins.beside import digests
 from wildflower.server_app.resuming import check_resumable, check_same
 from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_config, read_summary
@@ -360,7 +361,7 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
         child.check_hooks(asked.hooks, engine)
     waiting = [run for run in planned if not _finished(run)]
     done = len(planned) - len(waiting)
-    console.print(f"{len(planned)} runs in {asked.folder}, {done} of them finished", highlight=False, soft_wrap=True)
+    say(console, f"{len(planned)} runs in {asked.folder}, {done} of them finished")
     bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
     private_folder(asked.folder / SWEEP_LOGS)
     forks = asked.alone and bool(waiting) and child.load_for_forks()
@@ -379,10 +380,10 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
                 running.remove(ended)
                 done += 1
                 if ended.process.returncode == 0:
-                    _tell(console, f"{done}/{len(planned)} {ended.run.name}: {_figures(ended.run)}")
+                    say(console, f"{done}/{len(planned)} {ended.run.name}: {_figures(ended.run)}")
                 else:
                     failed[ended.run] = why = last_lines(ended.log, LOG_LINES)
-                    _tell(console, f"{done}/{len(planned)} {ended.run.name}: failed; see {ended.log}\n{why}")
+                    say(console, f"{done}/{len(planned)} {ended.run.name}: failed; see {ended.log}\n{why}")
         if bar is not None:
             bar.show(done, f"{done} of {len(planned)} runs", "")
     except KeyboardInterrupt:
@@ -426,7 +427,3 @@ def _figures(run: Planned) -> str:
     if summary.delivered_score is not None:
         score = f"delivered {label} {text(summary.delivered_score)}"
     return f"{score} in {seconds_text(summary.wall_seconds)}"
-
-
-def _tell(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

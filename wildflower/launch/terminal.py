@@ -9,6 +9,7 @@ from textwrap import wrap
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 BESIDE = 3  # letters that a column takes beside its text: blanks and a line
 MAX_WORD = 24  # longer words, such as paths, may be folded
@@ -19,6 +20,11 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 def terminal() -> Console:
     """Return the terminal that commands print to, which shows `mine:Anchor` as it is and not with an emoji."""
     return Console(emoji=False)
+
+
+def say(console: Console, text: str, before: str = "", style: str = "") -> None:
+    """Print a text as it is, in lines of any length, behind words in a style of Rich such as "Error: ", if any."""
+    console.print(Text.assemble((before, style), text), soft_wrap=True)
 
 
 def tables_of(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[Table]:

@@ -18,6 +18,7 @@ from wildflower.launch.experiment_file import SettingsError, as_overrides, besid
 from wildflower.launch.following import LOOK_SECONDS, JournalWatch
 from wildflower.launch.superlink import last_lines
 from wildflower.launch.sweeps import run_name
+from wildflower.launch.terminal import say
 from wildflower.plugins.extras import needed
 from wildflower.server_app.run_folder import SWEEP_LOGS, is_run, read_summary
 from wildflower.server_app.run_records import RoundRecord
@@ -178,13 +179,13 @@ def tune(
         if isinstance(outcome, str):
             failed, why = failed + 1, outcome
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            console.print(f"{shown}: failed: {outcome}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"{shown}: failed: {outcome}")
         elif outcome is None:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            console.print(f"{shown}: ended early", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"{shown}: ended early")
         else:
             study.tell(trial, outcome)
-            console.print(f"{shown}: {outcome:.4f}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"{shown}: {outcome:.4f}")
         found = study.get_trials(deepcopy=False, states=ends)
         pruned = sum(one.state == optuna.trial.TrialState.PRUNED for one in found)
         searched = {"trials": len(found), "pruned": pruned, "keys": list(space)}

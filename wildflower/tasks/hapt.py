@@ -50,9 +50,7 @@ def load(data_dir: str) -> DataSet:
 
     FileNotFoundError where `data_dir` does not hold UCI's text files, ValueError for files of another kind.
     """
-    if not data_dir:
-        raise FileNotFoundError(f"the task 'hapt' needs data-dir: the folder RawData of UCI's HAPT, with {LABELS}")
-    lists = sorted(existing_folder("hapt", data_dir).rglob(LABELS))
+    lists = sorted(existing_folder("hapt", data_dir, f"the folder RawData of UCI's HAPT, with {LABELS}").rglob(LABELS))
     if len(lists) != 1:
         raise FileNotFoundError(f"{data_dir}: {len(lists)} files {LABELS} of the task 'hapt'; expected one")
     texts = [*lists, *sorted(lists[0].parent.glob("*_exp*_user*.txt"))]

@@ -69,8 +69,13 @@ class FemnistArguments(TaskArguments):
     )
 
 
-def existing_folder(name: str, data_dir: str) -> Path:
-    """`data_dir` as a path; FileNotFoundError unless it is a folder: no other place is searched in its stead."""
+def existing_folder(name: str, data_dir: str, needed: str = "") -> Path:
+    """`data_dir` as a path; FileNotFoundError unless it is a folder: no other place is searched in its stead.
+
+    needed: what must be given, of a task that has no other place; ValueError where nothing is.
+    """
+    if needed and not data_dir:
+        raise ValueError(f"the task '{name}' needs data-dir: {needed}")
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"

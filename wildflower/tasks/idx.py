@@ -78,9 +78,7 @@ def load(name: str, data_dir: str) -> DataSet:
 
 def load_any(data_dir: str) -> DataSet:
     """Return the IDX files in `data_dir`, which must be given."""
-    if not data_dir:
-        raise ValueError("the task 'idx' needs data-dir: the folder of your IDX files")
-    return _load_folder("idx", hub.existing_folder("idx", data_dir))
+    return _load_folder("idx", hub.existing_folder("idx", data_dir, "the folder of your IDX files"))
 
 
 def _load_folder(name: str, folder: Path) -> DataSet:

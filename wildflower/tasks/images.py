@@ -58,8 +58,6 @@ class ImageArguments(OwnArguments):
 
 def load(data_dir: str, arguments: ImageArguments) -> DataSet:
     """Return the images in `data_dir`, which must be given: of train/ and test/, or with a share of each to test on."""
-    if not data_dir:
-        raise ValueError("the task 'images' needs data-dir: a folder with a folder of images for each class")
     found = own(data_dir, arguments)
     train, test = found.train, found.test
     if not len(train):
@@ -100,7 +98,7 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
 
     FileNotFoundError where there are none, ValueError where one cannot be read or images are of several sizes.
     """
-    folder, remarks = existing_folder("images", data_dir), Remarks()
+    folder, remarks = existing_folder("images", data_dir, "a folder with a folder of images for each class"), Remarks()
     layout = Layout(folder, None) if _is_listed(folder) else layout_of(folder, arguments.classes, remarks)
     found = [
         _listed(part, arguments.classes, remarks, testing=number > 0)

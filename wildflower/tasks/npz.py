@@ -55,9 +55,8 @@ def load(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
     `inputs` and `labels` (whole numbers from 0), and in `train.npz`, for the natural partition, optionally `groups`:
     whole numbers, equal where examples are from one source.
     """
-    if not data_dir:
-        raise ValueError("the task 'npz' needs data-dir: the folder of your train.npz and test.npz")
-    folder, channels = hub.existing_folder("npz", data_dir), "" if arguments is None else arguments.channels
+    folder = hub.existing_folder("npz", data_dir, "the folder of your train.npz and test.npz")
+    channels = "" if arguments is None else arguments.channels
     train, test = _find(folder, "train.npz"), _find(folder, "test.npz")
     found = decoded_files("npz", [train, test], lambda: _decode(train, test, channels), channels=channels)
     return replace(found, remarks=joined([*found.remarks, *unread([train, test], (".npz", ".npy"))]))

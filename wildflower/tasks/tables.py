@@ -72,9 +72,7 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
 
     FileNotFoundError where a file is not there, ValueError with file and line where something in it is wrong.
     """
-    if not data_dir:
-        raise ValueError("the task 'table' needs data-dir: the folder of your files")
-    folder = existing_folder("table", data_dir)
+    folder = existing_folder("table", data_dir, "the folder of your files")
     refuse_unread_test_file(folder, FORMATS, [arguments.train], arguments)
     names = [arguments.train, *([arguments.test] if arguments.test else [])]
     files = [find_file(folder, name, "table", EXPECTED) for name in names]

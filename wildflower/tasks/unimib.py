@@ -33,13 +33,8 @@ def load(data_dir: str) -> DataSet:
 
     A fifth of each class is the test set, the same for every seed: the authors publish none.
     """
-    if not data_dir:
-        raise FileNotFoundError(
-            "the task 'unimib-shar' needs data-dir: a folder with the files fall_data.mat and fall_labels.mat "
-            "of UniMiB SHAR"
-        )
-    folder = existing_folder("unimib-shar", data_dir)
     names = ("fall_data.mat", "fall_labels.mat")
+    folder = existing_folder("unimib-shar", data_dir, f"a folder with the files {' and '.join(names)} of UniMiB SHAR")
     data, labels = [find_file(folder, name, "unimib-shar", " and ".join(names)) for name in names]
     return decoded_files("unimib-shar", [data, labels], lambda: _decode(data, labels))
 
