@@ -20,6 +20,7 @@ from torch import Tensor
 
 from wildflower.client_app.context import DeviceContext
 from wildflower.client_app.evaluation import personal_model
+from wildflower.devices.private import sync
 from wildflower.devices.validation import one_line
 from wildflower.messages.delivery import Delivered, Delivery
 from wildflower.messages.error import MessageError
@@ -133,10 +134,8 @@ def take(delivery: Delivery, program: bytes, facts: Mapping[str, Any], task: Tas
 
 def _write(file: Path, data: bytes) -> None:
     """Write a file that is whole also after the board loses its power."""
-    with file.open("wb") as open_file:
-        open_file.write(data)
-        open_file.flush()
-        os.fsync(open_file.fileno())
+    file.write_bytes(data)
+    sync(file)
 
 
 def _holds(file: Path, program: bytes) -> bool:

@@ -23,24 +23,15 @@ from wildflower.tasks.scoring import score
 from wildflower.tasks.task import Task
 
 
-def score_order(
-    order: EvaluationOrder,
-    batch: EvaluationBatch,
-    family: Family,
-    task: Task,
-    arrays: list[bytes],
-    state: DeviceState,
-    place: Workplace,
-) -> Score:
-    """Do an evaluation order. The device's state is as it was before.
+def score_order(context: DeviceContext, batch: EvaluationBatch, task: Task) -> Score:
+    """Do the evaluation order of a context, of a batch over a task. The device's state is as it was before.
 
     Raises:
         Refusal: the training cannot fit the budget, or it or the scoring grew beyond it.
-        MessageError: the tensor sets are not those of the order, the device keeps no such model or holds no test
-        examples.
+        MessageError: the device keeps no such model or holds no test examples.
     """
-    context = evaluation_context(order, batch, family, task, arrays, state, place)
-    local = context.client_step
+    order, local, family, place = context.order, context.client_step, context.family, context.place
+    assert isinstance(order, EvaluationOrder)
     if order.data == "test set":
         inputs, labels = task.test.inputs, task.test.labels
     else:

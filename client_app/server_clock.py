@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
-from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -15,17 +14,10 @@ TIMEOUT_SECONDS = 5.0
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a wrong clock must not hide behind the certificate
 
 
-def clock_trouble(arguments: Sequence[str]) -> str:
-    """Return what is wrong with this machine's clock and how it is mended; "" if nothing is, or nobody can say.
-
-    Args:
-        arguments: of wildflower-node, which name the server.
-    """
-    server = _value(arguments, "--superlink")
-    if server is None:
-        return ""
+def clock_trouble(server: str, root_certificates: str | None, insecure: bool) -> str:
+    """Return what is wrong with this machine's clock and how it is mended; "" if nothing is, or nobody can say."""
     try:
-        ahead_seconds = seconds_ahead(server, _value(arguments, "--root-certificates"), "--insecure" in arguments)
+        ahead_seconds = seconds_ahead(server, root_certificates, insecure)
     except (OSError, ValueError, http.client.HTTPException):
         return ""  # Flower says in its own words that the server cannot be reached
     if -MAX_BEHIND_SECONDS <= ahead_seconds <= MAX_AHEAD_SECONDS:
@@ -62,13 +54,3 @@ def seconds_ahead(server: str, root_certificates: str | None, insecure: bool) ->
         return middle - (parsedate_to_datetime(date).timestamp() + 0.5)  # the date is cut to whole seconds
     finally:
         connection.close()
-
-
-def _value(arguments: Sequence[str], name: str) -> str | None:
-    """Return what stands behind an option, as "--name value" or "--name=value"."""
-    for place, argument in enumerate(arguments):
-        if argument == name and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if argument.startswith(f"{name}="):
-            return argument.removeprefix(f"{name}=")
-    return None

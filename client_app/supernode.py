@@ -73,14 +73,10 @@ def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
 
     def pull_or_let_go(*, state: Any, object_store: Any, **others: Any) -> int | None:
         if started and started[0].poll() is not None:
-            print(
-                "ERROR: the process that starts this node's work has ended: so does the node",
-                file=sys.stderr,
-                flush=True,
-            )
-            os.kill(
-                os.getpid(), signal.SIGTERM
-            )  # upon which Flower ends in order: its other threads outlive an exception
+            why = "ERROR: the process that starts this node's work has ended: so does the node"
+            print(why, file=sys.stderr, flush=True)
+            # Upon this Flower ends in order: its other threads outlive an exception.
+            os.kill(os.getpid(), signal.SIGTERM)
             return None
         messages, tasks = set(state.msg_store), set(state.task_store)
         run_id = pull(state=state, object_store=object_store, **others)
@@ -247,7 +243,7 @@ def main() -> None:
     options = _parse_args_run_supernode().parse_args()
     if trouble := trouble_at_start(options):
         sys.exit(f"Error: {trouble}")
-    if trouble := clock_trouble(sys.argv[1:]):
+    if trouble := clock_trouble(options.superlink, options.root_certificates, options.insecure):
         print(f"WARNING: {trouble}", file=sys.stderr, flush=True)
     ends: list[int] = []
     sender = fleet_http_connection.HeartbeatSender

@@ -257,30 +257,22 @@ def _no(order: WorkOrder, outcome: str, started: float, *, overrun: bool = False
 def _evaluate(batch: EvaluationBatch, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
     """Score the models of a batch, each on its device's shard or on the task's test set."""
     task, family, device = _prepare(batch, config)
-    scores = [_score(order, batch, arrays, task, family, device, config) for order in batch.orders]
+
+    def score(order: EvaluationOrder) -> Score:
+        try:
+            state = _state_of(order.device, batch, config)
+            policy = policy_of(config, order.device, simulated=batch.shared_process)
+            if not batch.shared_process:
+                _check_takes_part(config)
+            if batch.training is not None:
+                policy.check_unmasked("training whose score the server would see by itself")
+            place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
+            return score_order(evaluation_context(order, batch, family, task, arrays, state, place), batch, task)
+        except Exception as error:  # as in training: told, and the others go on
+            return Score(device=order.device, error=one_line(f"{type(error).__name__}: {error}"))
+
+    scores = [score(order) for order in batch.orders]
     return EvaluationReply(run=batch.run, round=batch.round, scores=scores).model_dump_json(), []
-
-
-def _score(
-    order: EvaluationOrder,
-    batch: EvaluationBatch,
-    arrays: list[bytes],
-    task: Task,
-    family: Family,
-    device: torch.device,
-    config: NodeConfig,
-) -> Score:
-    try:
-        state = _state_of(order.device, batch, config)
-        policy = policy_of(config, order.device, simulated=batch.shared_process)
-        if not batch.shared_process:
-            _check_takes_part(config)
-        if batch.training is not None:
-            policy.check_unmasked("training whose score the server would see by itself")
-        place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
-        return score_order(order, batch, family, task, arrays, state, place)
-    except Exception as error:  # as in training: told, and the others go on
-        return Score(device=order.device, error=one_line(f"{type(error).__name__}: {error}"))
 
 
 def _make_room(order: ModelOrder, shared_process: bool) -> int | None:

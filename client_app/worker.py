@@ -114,12 +114,8 @@ def _without_worker(kind: str, text: str, why: str, kills: int | None) -> str:
 
 def lost(text: str, why: str, *, overrun: bool) -> str:
     """Return the reply to a train message whose work was ended from outside."""
-    from wildflower.messages.orders import (  # pydantic takes a while, and is rarely needed here
-        Batch,
-        Reply,
-        Update,
-        parse,
-    )
+    # Pydantic takes a while, and is rarely needed here.
+    from wildflower.messages.orders import Batch, Reply, Update, parse
 
     batch = parse(Batch, text)
     outcome = one_line(f"{'refused' if overrun else 'failed'}: {why}")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wildflower.launch.experiment_file import SettingsError
-    from wildflower.launch.python import Run, RunError, Sweep, Tuned, compare, load, run, sweep, tune
+    from wildflower.launch.python import RunError, compare, load, run, sweep, tune
+    from wildflower.launch.results import Run, Sweep
+    from wildflower.launch.tuning import Tuned
     from wildflower.server_app.compare import Comparison
     from wildflower.server_app.run_folder import JournalError
 

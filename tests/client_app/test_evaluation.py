@@ -9,7 +9,7 @@ import torch
 from tests.client_app.work_orders import CPU, LENET, SPEC, digits, do, packed, work_order
 from wildflower.client_app import evaluation
 from wildflower.client_app.context import Workplace
-from wildflower.client_app.evaluation import score_order
+from wildflower.client_app.evaluation import evaluation_context, score_order
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal
 from wildflower.client_app.memory import LIBRARY_BYTES
@@ -63,7 +63,8 @@ def scored(
     )
     arrays = [packed(family, architecture)] if sent else []
     state = state or DeviceState("/nowhere", "no run", 0)
-    return score_order(order, batch, family, load_task(task), arrays, state, Workplace(CPU, available_bytes))
+    whole, place = load_task(task), Workplace(CPU, available_bytes)
+    return score_order(evaluation_context(order, batch, family, whole, arrays, state, place), batch, whole)
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ def server():
     found.server_close()
 
 
-def trouble(server, offset, *more):
+def trouble(server, offset, certificate=None):
     server.RequestHandlerClass.offset = offset
-    return clock_trouble([f"--superlink=127.0.0.1:{server.server_port}", *(more or ["--insecure"])])
+    return clock_trouble(f"127.0.0.1:{server.server_port}", certificate, certificate is None)
 
 
 @pytest.mark.thorough
@@ -64,11 +64,10 @@ def test_a_certificate_that_is_not_valid_yet_does_not_hide_the_date(server, tmp_
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    assert "42 s ahead" in (told := trouble(server, 42, "--root-certificates", str(certificate))) or "41 s" in told
-    assert trouble(server, 42, "--root-certificates", "/nowhere") == ""
+    assert "42 s ahead" in (told := trouble(server, 42, str(certificate))) or "41 s" in told
+    assert trouble(server, 42, "/nowhere") == ""
 
 
 def test_nobody_to_ask_is_no_trouble():
-    assert clock_trouble(["--superlink", "127.0.0.1:1", "--insecure"]) == ""
-    assert clock_trouble(["--superlink", "nowhere", "--insecure"]) == ""
-    assert clock_trouble([]) == ""
+    assert clock_trouble("127.0.0.1:1", None, True) == ""
+    assert clock_trouble("nowhere", None, True) == ""

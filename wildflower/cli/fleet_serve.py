@@ -62,11 +62,8 @@ def alerts_of(
         outcomes.setdefault(record.device, []).append(record.outcome)
     found = []
     for last in reports:
-        who, node, newest = (
-            f"Device {last.device} {last.name}".rstrip(),
-            known.get(last.node),
-            outcomes.get(last.device),
-        )
+        who = f"Device {last.device} {last.name}".rstrip()
+        node, newest = known.get(last.node), outcomes.get(last.device)
         silent_seconds = now - heard_at(last, node)
         if silent_seconds > SILENT_SECONDS:
             found.append(f"{who}: no contact for {seconds_text(round(silent_seconds))}")

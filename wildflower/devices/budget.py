@@ -99,7 +99,9 @@ def budget_of(
     times = [seconds for seconds in (transfer_seconds, report.transfer_limit_seconds) if seconds is not None]
 
     def limit_bytes(mbit_per_s: float | None) -> int | None:
-        limits = [] if mbit_per_s is None or not times else [carried_bytes(mbit_per_s, min(times))]
+        limits = []
+        if mbit_per_s is not None and times:
+            limits.append(int(min(mbit_per_s * 1e6 * min(times) / 8, MAX_WHOLE)))  # of a link of any speed
         if report.payload_limit_bytes is not None:
             limits.append(report.payload_limit_bytes)
         return min(limits, default=None)
@@ -124,9 +126,3 @@ def budget_of(
 def _seconds_per_byte(mbit_per_s: float | None) -> float:
     """Return the time of a byte over a link, 0 if nobody measured it; more than any round if it carries nothing."""
     return 0.0 if mbit_per_s is None else 8e-6 / max(mbit_per_s, MIN_MBIT_PER_S)
-
-
-def carried_bytes(mbit_per_s: float, seconds: float) -> int:
-    """Return the whole bytes that a link carries in `seconds`, at most 2^63 - 1."""
-    carried = mbit_per_s * 1e6 * seconds / 8
-    return int(carried) if carried < MAX_WHOLE else MAX_WHOLE

@@ -40,21 +40,6 @@ from wildflower.server_app.summary import global_model, summarize
 if TYPE_CHECKING:
     from wildflower.rounds.hooks import RoundHook
 
-__all__ = [
-    "Comparison",
-    "JournalError",
-    "Run",
-    "RunError",
-    "SettingsError",
-    "Sweep",
-    "Tuned",
-    "compare",
-    "load",
-    "run",
-    "sweep",
-    "tune",
-]
-
 SAID_LINES = 60
 WARNING = "Warning: "  # how a run prints one
 OF_A_ROUND = re.compile(r"round \d+/\d+,")

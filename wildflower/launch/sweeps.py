@@ -42,6 +42,8 @@ from wildflower.server_app.units import score_format, seconds_text
 
 if TYPE_CHECKING:
     from wildflower.rounds.hooks import RoundHook
+    from wildflower.server_app.config import RunConfig
+    from wildflower.server_app.inputs import Known
 
 MAX_RUNS = 10_000
 MAX_NAME_LETTERS = 150
@@ -237,21 +239,10 @@ def plan(asked: SweepRequest) -> list[Planned]:
     settings, modules from outside, fleet files, first weights or data, and where two runs would have one folder.
     """
     from wildflower.server_app.config import unread
-    from wildflower.server_app.inputs import Known, check_files, check_same_inputs
+    from wildflower.server_app.inputs import Known, check_files
 
+    _check_keys(asked)
     rows, grid, overrides = asked.rows, asked.grid, asked.overrides
-    given = _keys(overrides)
-    own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}
-    for where, keys in own_keys.items():
-        for key in SET_FOR_EVERY_RUN:
-            if key in keys:
-                instead = "give the seeds as such" if key == "seed" else "the sweep sets it for every run"
-                raise SettingsError(f"{key} cannot be in {where}: {instead}")
-    if clash := sorted(given & set(SET_FOR_EVERY_RUN).union(*own_keys.values())):
-        raise SettingsError(f"{clash[0]} is given for all runs, and the sweep sets it for each of them")
-    for row in rows:
-        if both := sorted(_keys(row.overrides) & grid.keys()):
-            raise SettingsError(f"{both[0]} is in the grid and in row {row.name}")
     combinations = list(product(*([f"{key}={value}" for value in values] for key, values in grid.items())))
     wanted = [
         (seed, row, combination)
@@ -275,15 +266,8 @@ def plan(asked: SweepRequest) -> list[Planned]:
     place_of: dict[tuple[str, str], int] = {}  # among the planned
     for (seed, row, combination), strategy in zip(wanted, strategies, strict=True):
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
-        own = [
-            *overrides,
-            *row.overrides,
-            *combination,
-            f"seed={seed}",
-            f"output-dir={asked.folder}",
-            f"run-name={name}",
-        ]
-        own = without_keys_of_others(own, strategy, compared)
+        of_sweep = [f"seed={seed}", f"output-dir={asked.folder}", f"run-name={name}"]
+        own = without_keys_of_others([*overrides, *row.overrides, *combination, *of_sweep], strategy, compared)
         if "workers" not in _keys(own):
             own.insert(0, f"workers={max(1, cpu_cores() // asked.jobs)}")
         settings = resolve(asked.experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)
@@ -308,14 +292,7 @@ def plan(asked: SweepRequest) -> list[Planned]:
         except (ValueError, OSError) as error:
             raise SettingsError(f"row {row.name}: {error}" if row.name else str(error)) from None
         if is_run(run_dir):
-            try:
-                check_resumable(run_dir, values | {"resume": True})
-                check_same(run_dir, plugins=digests(config.modules()))
-                check_same_inputs(run_dir, config, known)
-            except JournalError as error:
-                raise SettingsError(f"{error}. Give this sweep another folder") from None
-            except (ValueError, OSError) as error:  # of the files themselves
-                raise SettingsError(str(error)) from None
+            _check_begun(run_dir, config, known)
         taken.add(run_dir)
         if place_of_same is None:
             place_of[same] = len(planned)
@@ -326,6 +303,35 @@ def plan(asked: SweepRequest) -> list[Planned]:
         key = min(unread_everywhere)
         raise SettingsError(f"--grid {key}: no run of the sweep reads this key, so that its values make no difference")
     return planned
+
+
+def _check_keys(asked: SweepRequest) -> None:
+    """Raise SettingsError where a key is given twice, or is one that the sweep sets for every run."""
+    own_keys = {"the grid": set(asked.grid)} | {f"row {row.name}": _keys(row.overrides) for row in asked.rows}
+    for where, keys in own_keys.items():
+        for key in SET_FOR_EVERY_RUN:
+            if key in keys:
+                instead = "give the seeds as such" if key == "seed" else "the sweep sets it for every run"
+                raise SettingsError(f"{key} cannot be in {where}: {instead}")
+    if clash := sorted(_keys(asked.overrides) & set(SET_FOR_EVERY_RUN).union(*own_keys.values())):
+        raise SettingsError(f"{clash[0]} is given for all runs, and the sweep sets it for each of them")
+    for row in asked.rows:
+        if both := sorted(_keys(row.overrides) & asked.grid.keys()):
+            raise SettingsError(f"{both[0]} is in the grid and in row {row.name}")
+
+
+def _check_begun(run_dir: Path, config: "RunConfig", known: "Known") -> None:
+    """Raise SettingsError where a run that was begun cannot go on with these settings and files."""
+    from wildflower.server_app.inputs import check_same_inputs
+
+    try:
+        check_resumable(run_dir, config.to_dict() | {"resume": True})
+        check_same(run_dir, plugins=digests(config.modules()))
+        check_same_inputs(run_dir, config, known)
+    except JournalError as error:
+        raise SettingsError(f"{error}. Give this sweep another folder") from None
+    except (ValueError, OSError) as error:  # of the files themselves
+        raise SettingsError(str(error)) from None
 
 
 def _keys(overrides: Sequence[str]) -> set[str]:
@@ -340,11 +346,9 @@ def folder_of(experiment: Path, folder: Path | None) -> Path:
 def run_name(parts: Sequence[str]) -> str:
     """A folder's name that tells a run from the others of its sweep."""
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
-    return (
-        name
-        if len(name) <= MAX_NAME_LETTERS
-        else f"{name[: MAX_NAME_LETTERS - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
-    )
+    if len(name) <= MAX_NAME_LETTERS:
+        return name
+    return f"{name[: MAX_NAME_LETTERS - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
 def sweep(asked: SweepRequest, console: Console) -> Outcome:

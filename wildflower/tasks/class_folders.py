@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from wildflower.tasks.labels import label_text
@@ -41,16 +40,10 @@ def is_hidden(path: Path) -> bool:
     return path.name.startswith(".") or path.name.lower() in OF_SYSTEMS
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The folders of images to train on and to test on, each with folders of classes or a list of its own."""
-
-    train: Path | None
-    test: Path | None
-
-
-def layout_of(folder: Path, classes: Collection[str], remarks: Remarks) -> Layout:
+def layout_of(folder: Path, classes: Collection[str], remarks: Remarks) -> tuple[Path | None, Path | None]:
     """Find the folders to train on and to test on; without such folders the folder itself is to train on.
+
+    Each has folders of classes, or a list of its own.
 
     Args:
         classes: names that are declared as classes, so that folders called so are no splits.
@@ -68,10 +61,10 @@ def layout_of(folder: Path, classes: Collection[str], remarks: Remarks) -> Layou
             raise ValueError(f"{folder}: {found[0].name}/ and {found[1].name}/ mean the same: leave one of them")
     if not parts["train"] and not parts["test"]:
         _check_flat(folder, [path for path in inside if path not in split], kinds)
-        return Layout(folder, None)
+        return folder, None
     train, test = (next(iter(parts[kind]), None) for kind in ("train", "test"))
     _count_beside(folder, [path for path in (train, test) if path is not None], kinds, remarks)
-    return Layout(train, test)
+    return train, test
 
 
 def _kind(folder: Path, classes: Collection[str]) -> str:

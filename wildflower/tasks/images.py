@@ -17,7 +17,6 @@ from wildflower.tasks.class_folders import (
     METADATA,
     TESTING,
     VALIDATION,
-    Layout,
     images_below,
     images_of_classes,
     layout_of,
@@ -99,11 +98,8 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
     FileNotFoundError where there are none, ValueError where one cannot be read or images are of several sizes.
     """
     folder, remarks = existing_folder("images", data_dir, "a folder with a folder of images for each class"), Remarks()
-    layout = Layout(folder, None) if _is_listed(folder) else layout_of(folder, arguments.classes, remarks)
-    found = [
-        _listed(part, arguments.classes, remarks, testing=number > 0)
-        for number, part in enumerate((layout.train, layout.test))
-    ]
+    parts = (folder, None) if _is_listed(folder) else layout_of(folder, arguments.classes, remarks)
+    found = [_listed(part, arguments.classes, remarks, testing=number > 0) for number, part in enumerate(parts)]
     files = [file for files, _ in found for file in files]
     if not files:
         but = f", but {in_words(left_out)}" if (left_out := remarks.found()) else ""

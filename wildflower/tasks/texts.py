@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch.nn import functional
 
 from wildflower.tasks.data import Data, DataSet, find_file, no_file, refuse_unread_test_file, stratified_test, unread
@@ -54,16 +54,24 @@ METRICS_OF: dict[Labels, tuple[MetricName, ...]] = {
 }
 
 
+def _listed(names: object) -> object:
+    return (names,) if isinstance(names, str) and names else tuple(names) if isinstance(names, str | list) else names
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+"""Names of files, of which one may stand without a list around it."""
+
+
 class OwnTextArguments(TextArguments):
     """Arguments of the task `text`."""
 
-    train: tuple[str, ...] | str = Field(
-        "train.jsonl",
+    train: Files = Field(
+        ("train.jsonl",),
         description=f"File in data-dir to train on ({', '.join(FORMATS)}), or a list of files, each of which is a "
         "source for partition = 'natural'",
     )
-    test: tuple[str, ...] | str = Field(
-        "", description="File or files to test on, with the same columns; empty: a part of those to train on"
+    test: Files = Field(
+        (), description="File or files to test on, with the same columns; empty: a part of those to train on"
     )
     hub: str = Field(
         "",
@@ -103,15 +111,15 @@ class OwnTextArguments(TextArguments):
             )
         if self.pair and self.labels == "tags":
             raise ValueError("pair: words with tags come without a second text")
-        sourced = bool(self.source) or len(self.train_files) > 1
+        sourced = bool(self.source) or len(self.train) > 1
         if self.own_labels and (not sourced or self.labels == "numbers"):
             raise ValueError("own_labels needs a column `source` or several files, and labels that are classes or tags")
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes: a name is listed twice")
-        for name in (*self.train_files, *self.test_files):
+        for name in (*self.train, *self.test):
             if Path(name).name != name or Path(name).suffix not in FORMATS:
                 raise ValueError(f"{name!r} is no file name that ends in {', '.join(FORMATS)}")
-        if not self.train_files:
+        if not self.train:
             raise ValueError("train: at least one file is needed")
         # Not what was set: nodes are sent all arguments with their values.
         changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
@@ -122,20 +130,6 @@ class OwnTextArguments(TextArguments):
         if of_hub and not self.hub:
             raise ValueError(f"{of_hub[0]} is of a data set of the hub, which `hub` names")
         return self
-
-    @property
-    def train_files(self) -> tuple[str, ...]:
-        """Names of the files to train on."""
-        return _listed(self.train)
-
-    @property
-    def test_files(self) -> tuple[str, ...]:
-        """Names of the files to test on."""
-        return _listed(self.test)
-
-
-def _listed(names: tuple[str, ...] | str) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) and names else tuple(names)
 
 
 def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
@@ -178,10 +172,10 @@ Parts = Callable[[], tuple[Texts, Texts | None]]
 
 def _of_files(folder: Path, arguments: OwnTextArguments) -> tuple[list[Path], Parts]:
     """Return the files that the arguments name, and what reads them."""
-    refuse_unread_test_file(folder, tuple(FORMATS), arguments.train_files, arguments)
+    refuse_unread_test_file(folder, tuple(FORMATS), arguments.train, arguments)
     training, testing = (
         [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
-        for names in (arguments.train_files, arguments.test_files)
+        for names in (arguments.train, arguments.test)
     )
 
     def parts() -> tuple[Texts, Texts | None]:
@@ -218,11 +212,10 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         raise ValueError("task-arguments: `hub` names texts that a run deals out, but these devices have their own")
     folder = existing_folder("text", data_dir)
     there = [
-        files_of_device(folder, names, part)
-        for names, part in ((arguments.train_files, "train"), (arguments.test_files, "test"))
+        files_of_device(folder, names, part) for names, part in ((arguments.train, "train"), (arguments.test, "test"))
     ]
     if not any(there):
-        raise no_file(folder, arguments.train_files[0], "text", "the files that task-arguments name")
+        raise no_file(folder, arguments.train[0], "text", "the files that task-arguments name")
 
     def read() -> DataSet:
         train, test = (
