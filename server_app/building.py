@@ -172,7 +172,7 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         needed = method.cost(method.family.width(width))
         return needed.peak_training_memory_bytes, needed.payload_bytes
 
-    fleet = Fleet.load(fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
+    fleet = Fleet(fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
     group, count = next(iter(fleet.counts.items()), ("", config.strong.devices))
     if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong.devices:
         raise ConfigError(

@@ -149,7 +149,7 @@ def _fleet_digest(config: RunConfig, known: Known) -> str:
 
     def read() -> str:
         # What a model of some width needs is known once the family is built, and makes no difference here.
-        return Fleet.load(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)).digest
+        return Fleet(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)).digest
 
     return _once(known, f"fleet of {config.devices}", config.fleet, read) if config.fleet else ""
 

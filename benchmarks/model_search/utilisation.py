@@ -45,7 +45,7 @@ class UniformWidth:
 
 def main() -> None:
     """Assign, measure, write."""
-    fleet = Fleet.load(HERE / "utilisation-fleet.toml", devices=1000, seed=1)
+    fleet = Fleet(HERE / "utilisation-fleet.toml", devices=1000, seed=1)
     searchers = {"uniform width": UniformWidth()}
     for name, shares in SPACES.items():
         space = Space.of(FAMILY, shares)

@@ -271,7 +271,7 @@ def _budget(memory_bytes: int, payload_bytes: int) -> Budget:
 
 def budgets_of_fleet() -> list[Budget]:
     """Of the settings' devices, in ten rounds."""
-    fleet = Fleet.load(FLEET, devices=None, seed=1, requirement=None)
+    fleet = Fleet(FLEET, devices=None, seed=1, requirement=None)
     reports = [fleet.report(number % fleet.size, float(number // fleet.size)) for number in range(BUDGETS)]
     return [budget_of(report, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None) for report in reports]
 

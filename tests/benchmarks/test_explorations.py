@@ -13,7 +13,7 @@ from wildflower.server_app.inline_tables import flat
 def test_fleets_and_settings_agree(method):
     settings = tomllib.loads(STUDY.experiment.read_text())
     settings = flat(settings) | dict(setting.split("=", 1) for setting in STUDY.methods[method])
-    counts = Fleet.load(settings["fleet"]).counts
+    counts = Fleet(settings["fleet"]).counts
     assert counts["strong"] == int(settings["strong.devices"])
     assert sum(counts.values()) == int(settings["devices"])
     assert method.startswith(STUDY.once)

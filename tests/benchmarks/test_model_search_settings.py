@@ -134,7 +134,7 @@ def fleet_of(config, folder):
         logs.mkdir(parents=True)
         for name in ("ATT-LTE-driving-down", "TMobile-LTE-driving-down"):
             (logs / f"{name}.csv").write_text("seconds,mbit_per_s\n0,2.5\n1,0.5\n2,10\n")
-    return Fleet.load(file, devices=config.devices, seed=1, requirement=None)
+    return Fleet(file, devices=config.devices, seed=1, requirement=None)
 
 
 def input_of(config):

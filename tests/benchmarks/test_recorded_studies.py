@@ -65,7 +65,7 @@ def test_the_groups_of_a_fleet_reach_the_exits_that_they_are_there_for(study):
     exits = [family.up_to(exit) for exit in range(1, len(family.segments) + 1)]
     kinds = {"batch_size": config.batch_size, "optimizer": config.optimizer}
     needs = [cost(family, architecture, **kinds).peak_training_memory_bytes for architecture in exits]
-    fleet = Fleet.load(config.fleet, devices=config.devices, seed=1, requirement=None)
+    fleet = Fleet(config.fleet, devices=config.devices, seed=1, requirement=None)
     found = {}
     for device in range(fleet.size):
         limit_bytes = fleet.report(device, 0.0).memory_limit_bytes
@@ -129,7 +129,7 @@ def test_every_method_of_a_table_can_be_run(study):
         if (
             config.fleet.endswith(".toml") and study not in model_search.STUDIES
         ):  # whose fleets name traces that are not part of the project
-            fleet = Fleet.load(config.fleet, devices=config.devices, seed=1, requirement=lambda _: (10**6, 10**6))
+            fleet = Fleet(config.fleet, devices=config.devices, seed=1, requirement=lambda _: (10**6, 10**6))
             assert fleet.size == config.devices
 
 

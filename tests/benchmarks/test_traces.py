@@ -28,6 +28,6 @@ def test_what_is_written_is_a_trace_of_a_fleet(tmp_path, monkeypatch):
     traces.main()
     file = tmp_path / "fleet.toml"
     file.write_text(FLEET.format(folder=tmp_path / "out"))
-    report = Fleet.load(file, devices=1, seed=0).report(0, 0.0)
+    report = Fleet(file, devices=1, seed=0).report(0, 0.0)
     # A packet every 4 ms is 250 a second: 3 Mbit/s; every 8 ms, 1.5.
     assert (report.down_mbit_per_s, report.up_mbit_per_s) == (3.0, 1.5)

@@ -28,7 +28,7 @@ def test_a_recorded_fleet_has_what_its_devices_had(tmp_path):
     shown = invoke("record", tmp_path / "fleet.sqlite", tmp_path / "mine.toml")
     assert shown.exit_code == 0, shown.output
     assert "2 devices" in shown.stdout
-    fleet = Fleet.load(tmp_path / "mine.toml", devices=2, seed=1)
+    fleet = Fleet(tmp_path / "mine.toml", devices=2, seed=1)
     assert fleet.tiers == ["device-3", "device-5"]
     drawn = [fleet.report(0, simulated_seconds=float(second)) for second in range(200)]
     assert {report.memory_available_bytes for report in drawn} == set(memories)
@@ -69,7 +69,7 @@ def test_a_run_goes_over_a_recorded_fleet(tmp_path):
                 keep(history, 0, MIDNIGHT + day * DAY + hour * 3600, 10**9, down_mbit_per_s=8.0, up_mbit_per_s=8.0)
     assert "Warning" not in invoke("record", tmp_path / "fleet.sqlite", tmp_path / "mine.toml").stderr
     config = small_config(tmp_path, fleet=str(tmp_path / "mine.toml"), devices=1, devices_per_round=1)
-    fleet = Fleet.load(config.fleet, devices=1, seed=1)
+    fleet = Fleet(config.fleet, devices=1, seed=1)
     assert (fleet.is_there(0, 2.5 * 3600), fleet.is_there(0, 12 * 3600)) == (True, False)
     settings = [f"fleet={tmp_path / 'mine.toml'}", "devices=1", "devices-per-round=1"]
     shown = invoke("plan", *(word for setting in settings for word in ("--set", setting)))

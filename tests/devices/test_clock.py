@@ -123,7 +123,7 @@ def fleet(tmp_path):
     (tmp_path / "fleet.toml").write_text(FLEET)
     (tmp_path / "down.csv").write_text("seconds,mbit_per_s\n0,1\n")
     (tmp_path / "up.csv").write_text("seconds,mbit_per_s\n0,0\n1,0\n2,0\n3,2\n")
-    return Fleet.load(tmp_path / "fleet.toml", seed=0)
+    return Fleet(tmp_path / "fleet.toml", seed=0)
 
 
 def test_a_round_is_download_training_and_upload(fleet):
@@ -161,7 +161,7 @@ def test_what_is_drawn_in_every_round_is_that_of_the_round_that_starts_now(tmp_p
         'link = { uniform = ["1 Mbit/s", "9 Mbit/s"], every = "round" }\n'
         'speed = { uniform = [1, 9], every = "round" }\n'
     )
-    drawn = Fleet.load(tmp_path / "drawn.toml", seed=0)
+    drawn = Fleet(tmp_path / "drawn.toml", seed=0)
     timing = VirtualClock(50.0).timing(drawn, 0, bytes_down=MBIT, flops=1e9, bytes_up=2 * MBIT)
     report = drawn.report(0, 50.0)
     assert report.down_mbit_per_s != drawn.report(0, 0.0).down_mbit_per_s

@@ -23,7 +23,7 @@ def load(tmp_path):
         for name, content in (traces or {}).items():
             (tmp_path / name).write_text(content)
         (tmp_path / "fleet.toml").write_text(text)
-        return Fleet.load(tmp_path / "fleet.toml", **{"seed": 3, "requirement": requirement, **arguments})
+        return Fleet(tmp_path / "fleet.toml", **{"seed": 3, "requirement": requirement, **arguments})
 
     return load
 
@@ -478,7 +478,7 @@ def test_a_width_needs_a_family(load):
 
 def test_a_fleet_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"none\.toml: cannot read this fleet file: No such file or directory$"):
-        Fleet.load(tmp_path / "none.toml")
+        Fleet(tmp_path / "none.toml")
 
 
 # Every example of the reference for users
@@ -510,7 +510,7 @@ def test_the_examples_of_the_reference_load(load, example, tmp_path, monkeypatch
 
 
 def bundled(name, **arguments):
-    return Fleet.load(bundled_fleet(name), **{"seed": 0, "requirement": requirement, **arguments})
+    return Fleet(bundled_fleet(name), **{"seed": 0, "requirement": requirement, **arguments})
 
 
 def test_a_bundled_fleet_by_its_name():
@@ -553,4 +553,4 @@ def test_a_file_may_begin_with_a_mark_of_its_encoding(load, tmp_path):
     assert len(load(f"\ufeff{TWO_GROUPS}").tiers) == len(load(TWO_GROUPS).tiers)
     (tmp_path / "fleet.toml").write_text(TWO_GROUPS, encoding="utf-16")
     with pytest.raises(ValueError, match=r"it is not in UTF-8 \(byte 1\): save it so"):
-        Fleet.load(tmp_path / "fleet.toml", seed=3, requirement=requirement)
+        Fleet(tmp_path / "fleet.toml", seed=3, requirement=requirement)

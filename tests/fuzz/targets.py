@@ -433,7 +433,7 @@ def fleets(folder: Path) -> Target:
     def read(text: str) -> Fleet:
         path = folder / "fleet.toml"
         path.write_text(text, errors="replace")
-        return Fleet.load(path, devices=6, seed=1, requirement=lambda width: (10**6, 10**5))
+        return Fleet(path, devices=6, seed=1, requirement=lambda width: (10**6, 10**5))
 
     def harmless(fleet: Fleet) -> None:
         assert fleet.size == 6

@@ -63,9 +63,7 @@ class Runs:
             plugins = digests(config.modules())
             fleet = ""
             if config.fleet:
-                fleet = Fleet.load(
-                    fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)
-                ).digest
+                fleet = Fleet(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)).digest
             data = load_task(task_spec(config)).identity() if self.records_data else {}
         said = [
             f"{config.run_name}: {config.strategy} on {config.task}, 2 rounds",

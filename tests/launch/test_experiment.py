@@ -464,7 +464,7 @@ def test_a_run_over_other_data_starts_nothing(world):
 
 
 def bundled_digest() -> str:
-    return Fleet.load(bundled_fleet("digits-demo"), devices=20, seed=1, requirement=lambda width: (1, 1)).digest
+    return Fleet(bundled_fleet("digits-demo"), devices=20, seed=1, requirement=lambda width: (1, 1)).digest
 
 
 @pytest.mark.thorough

@@ -27,7 +27,7 @@ def test_every_row_can_be_configured_at_full_size(one):
     for row in one.methods():
         config = configured(one, row, [])
         fleet = FLEETS_DIR / f"{config.fleet}.toml" if not config.fleet.endswith(".toml") else Path(config.fleet)
-        found = Fleet.load(fleet, devices=config.devices, seed=1, requirement=lambda width: (int(width * 1e9), 10**9))
+        found = Fleet(fleet, devices=config.devices, seed=1, requirement=lambda width: (int(width * 1e9), 10**9))
         assert found.size == config.devices
 
 

@@ -29,7 +29,7 @@ def clock(monkeypatch):
 
 def fleet(folder, devices=100_000):
     (folder / "one.toml").write_text('[[group]]\nname = "all"\nshare = 1.0\nmemory = "1 GB"\nlink = "8 Mbit/s"\n')
-    return Fleet.load(folder / "one.toml", devices=devices, seed=1)
+    return Fleet(folder / "one.toml", devices=devices, seed=1)
 
 
 def holdings(examples):
@@ -579,7 +579,7 @@ def test_simulated_devices_take_part_within_their_hours(tmp_path, caplog):
         '[[group]]\nname = "day"\ncount = 4\nmemory = "1 GB"\nhours = "08:00-20:00"\n'
         '[[group]]\nname = "night"\ncount = 6\nmemory = "1 GB"\nhours = "22:00-06:00"\n'
     )
-    fleet = Fleet.load(tmp_path / "night.toml", devices=10, seed=1)
+    fleet = Fleet(tmp_path / "night.toml", devices=10, seed=1)
     population = SimulatedDevices(fleet, 1, holdings(lambda device: 10), wait_seconds=1.0)
     grid = InProcessGrid(nowhere, 1)
     assert sorted(population.sample(grid, np.random.default_rng(1), 50)) == [4, 5, 6, 7, 8, 9]

@@ -31,7 +31,7 @@ def fleet_file(tmp_path, share=0.1):
 
 
 def population(file, devices=20, seed=1):
-    fleet = Fleet.load(file, devices=devices, seed=seed)
+    fleet = Fleet(file, devices=devices, seed=seed)
     return SimulatedDevices(fleet, 1, Holdings(lambda device: 1, lambda device: 0, 1))
 
 
@@ -63,7 +63,7 @@ def test_only_those_are_asked_who_are_there(tmp_path):
 
 
 def test_newcomers_are_of_the_groups_in_their_proportions_and_draw_their_own(tmp_path):
-    fleet = Fleet.load(fleet_file(tmp_path), devices=20, seed=1)
+    fleet = Fleet(fleet_file(tmp_path), devices=20, seed=1)
     assert [fleet.tier(device) for device in range(20)] == ["large"] * 5 + ["small"] * 15
     # Whichever come together: a quarter of any many.
     for first in (20, 1020, 5020):

@@ -107,7 +107,7 @@ def engine_of(method: Method, folder: Path) -> Engine:
         return price.peak_training_memory_bytes, price.payload_bytes
 
     (folder / "three.toml").write_text(FLEET)
-    fleet = Fleet.load(folder / "three.toml", requirement=requirement)
+    fleet = Fleet(folder / "three.toml", requirement=requirement)
     holdings = Holdings(lambda device: 4, lambda device: 0, 0)
     population = SimulatedDevices(fleet, 1, holdings, wait_seconds=0.0)
     return Engine(method, population, standard_hooks(method.settings, population))

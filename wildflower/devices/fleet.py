@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,17 +131,16 @@ class Links:
 class _Group:
     """A group as the fleet uses it: widths measured, traces read."""
 
-    name: str
-    kind: str
+    table: GroupTable
     memory: Quantity | Trace
-    memory_total_bytes: int
-    memory_is_set_apart: bool  # for training, so that a budget takes all of it
     payload_limit_bytes: int | None
     down: Quantity | Trace | None
     up: Quantity | Trace | None
-    same_links: bool
-    speed: Quantity
-    hours: str | None = None
+
+    @cached_property
+    def memory_total_bytes(self) -> int:
+        """Return the most memory of a device."""
+        return int(self.memory.values.max() if isinstance(self.memory, Trace) else self.memory.highest)
 
 
 class Fleet:
@@ -155,43 +154,17 @@ class Fleet:
         hours: When devices of a group take part, such as "22:00-06:00", where the file says so. Simulated time begins
             at midnight.
         counts: How many devices each group has, where the file says so; empty where it has shares.
-        digest: SHA-256 of the fleet file and of all traces that it names; "" for a fleet that no file describes.
+        digest: SHA-256 of the fleet file and of all traces that it names.
     """
 
     def __init__(
         self,
-        groups: list[_Group],
-        counts: list[int],
-        *,
-        seed: int,
-        reference_flop_per_s: float = 10e9,
-        transfer_seconds: float | None = None,
-        digest: str = "",
-        counted: bool = False,
-        replaced: int = 0,
-    ) -> None:
-        filled = [(group, count) for group, count in zip(groups, counts, strict=True) if count > 0]
-        self._groups = [group for group, _ in filled]
-        self._ends = list(accumulate(count for _, count in filled))
-        self._seed = seed
-        self._reference_flop_per_s = reference_flop_per_s
-        self._transfer_seconds = transfer_seconds
-        self.size = self._ends[-1]
-        self.replaced = replaced
-        self.tiers = [group.name for group in self._groups]
-        self.counts = {group.name: count for group, count in filled} if counted else {}
-        self.digest = digest
-        self.hours = {group.name: group.hours for group in self._groups if group.hours}
-
-    @classmethod
-    def load(
-        cls,
         path: str | Path,
         *,
         devices: int | None = None,
         seed: int = 0,
         requirement: Requirement | None = None,
-    ) -> "Fleet":
+    ) -> None:
         """Read and check a fleet file.
 
         Args:
@@ -210,19 +183,20 @@ class Fleet:
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed = {seed}: must be from 0 to 2^63 - 1")
         groups = [_compile(path, group, requirement) for group in table.group]
-        for group in groups:
+        for group in table.group:
             where = f"{path}: group {group.name!r}: highest speed times reference"
             check_number(group.speed.highest * table.reference, where, maximum=MAX_FLOP_PER_S)
-        return cls(
-            groups,
-            counts,
-            seed=seed,
-            reference_flop_per_s=table.reference,
-            transfer_seconds=table.transfer,
-            digest=_digest(path, table),
-            counted=table.group[0].count is not None,
-            replaced=_replaced(path, table, sum(counts)),
-        )
+        filled = [(group, count) for group, count in zip(groups, counts, strict=True) if count > 0]
+        self._groups = [group for group, _ in filled]
+        self._ends = list(accumulate(count for _, count in filled))
+        self._seed = seed
+        self._reference_flop_per_s, self._transfer_seconds = table.reference, table.transfer
+        self.size = self._ends[-1]
+        self.replaced = _replaced(path, table, self.size)
+        self.tiers = [group.table.name for group in self._groups]
+        self.counts = {group.table.name: count for group, count in filled if group.table.count is not None}
+        self.digest = _digest(path, table)
+        self.hours = {group.table.name: group.table.hours for group in self._groups if group.table.hours}
 
     @property
     def most_bytes(self) -> dict[str, dict[str, int | None]]:
@@ -231,18 +205,19 @@ class Fleet:
         Under one file these differ between runs where it says `fits_width`.
         """
         return {
-            group.name: {"memory_bytes": group.memory_total_bytes, "payload_bytes": group.payload_limit_bytes}
+            group.table.name: {"memory_bytes": group.memory_total_bytes, "payload_bytes": group.payload_limit_bytes}
             for group in self._groups
         }
 
     def is_there(self, device: int, simulated_seconds: float) -> bool:
         """Say whether that time is within the device's hours."""
-        hours = self._group_of(device).hours
+        hours = self._group_of(device).table.hours
         return hours is None or not seconds_until(hours, simulated_seconds)
 
     def seconds_until_hours(self, simulated_seconds: float) -> float:
         """Return in how many seconds the hours of some group begin; 0 within them."""
-        return min(seconds_until(g.hours, simulated_seconds) if g.hours else 0.0 for g in self._groups)
+        every = [group.table.hours for group in self._groups]
+        return min(seconds_until(hours, simulated_seconds) if hours else 0.0 for hours in every)
 
     def newcomers(self, exchanges: int) -> tuple[np.ndarray, np.ndarray]:
         """Return which places among the present devices become free after a round, and the numbers of who takes them.
@@ -256,30 +231,32 @@ class Fleet:
 
     def tier(self, device: int) -> str:
         """Return the name of the device's group."""
-        return self._group_of(device).name
+        return self._group_of(device).table.name
 
     def report(self, device: int, simulated_seconds: float = 0.0) -> DeviceReport:
         """Return what the device says of itself at that time."""
         group = self._group_of(device)
         memory_bytes = int(self._value(group.memory, "memory", device, simulated_seconds))
+        # Memory that is set apart for training is taken by a budget as a whole.
+        is_set_apart = group.table.memory is None and group.table.memory_trace is None
         links = self.links(device, simulated_seconds)
         down = None if links.down is None else links.down.at(simulated_seconds)
         up = None if links.up is None else links.up.at(simulated_seconds)
         return DeviceReport(
-            kind=group.kind,
+            kind=group.table.kind,
             memory_total_bytes=group.memory_total_bytes,
             memory_available_bytes=memory_bytes,
             down_mbit_per_s=down,
             up_mbit_per_s=up,
             flop_per_s=self.flop_per_s(device, simulated_seconds),
-            memory_limit_bytes=memory_bytes if group.memory_is_set_apart else None,
+            memory_limit_bytes=memory_bytes if is_set_apart else None,
             payload_limit_bytes=group.payload_limit_bytes,
             transfer_limit_seconds=self._transfer_seconds,
         )
 
     def flop_per_s(self, device: int, simulated_seconds: float = 0.0) -> float:
         """Floating point operations per second of the device's training: its speed times the reference."""
-        speed = self._value(self._group_of(device).speed, "speed", device, simulated_seconds)
+        speed = self._value(self._group_of(device).table.speed, "speed", device, simulated_seconds)
         return speed * self._reference_flop_per_s
 
     def links(self, device: int, simulated_seconds: float = 0.0) -> Links:
@@ -289,7 +266,7 @@ class Fleet:
         and one that is drawn `every = "round"` is the constant of the round that starts at `simulated_seconds`.
         """
         group = self._group_of(device)
-        up_key = "down" if group.same_links else "up"
+        up_key = "up" if group.table.link is None else "down"
         return Links(
             down=self._link(group.down, "down", device, simulated_seconds, _shortest(group)),
             up=self._link(group.up, up_key, device, simulated_seconds, _shortest(group)),
@@ -339,7 +316,7 @@ def bundled_fleet(name: str) -> Path:
 
 
 def replaced_devices(path: str | Path, devices: int) -> int:
-    """Return how many devices a fleet file replaces after every round; ValueError as `Fleet.load`."""
+    """Return how many devices a fleet file replaces after every round; ValueError as `Fleet`."""
     path = Path(path).expanduser()
     table = _read_table(path)
     return _replaced(path, table, sum(_counts(path, table, devices)))
@@ -455,17 +432,6 @@ def _compile(path: Path, table: GroupTable, requirement: Requirement | None) -> 
         memory_bytes, payload_limit_bytes = requirement(table.fits_width)
         memory = Uniform(float(memory_bytes), float(memory_bytes))
     assert memory is not None  # GroupTable wants one of them
-    highest = float(memory.values.max()) if isinstance(memory, Trace) else memory.highest
-    return _Group(
-        name=table.name,
-        kind=table.kind,
-        memory=memory,
-        memory_total_bytes=int(highest),
-        memory_is_set_apart=table.memory is None and table.memory_trace is None,
-        payload_limit_bytes=payload_limit_bytes,
-        down=table.link or table.down or trace("down_trace", LINK_COLUMNS),
-        up=table.link or table.up or trace("up_trace", LINK_COLUMNS),
-        same_links=table.link is not None,
-        speed=table.speed,
-        hours=table.hours,
-    )
+    down = table.link or table.down or trace("down_trace", LINK_COLUMNS)
+    up = table.link or table.up or trace("up_trace", LINK_COLUMNS)
+    return _Group(table, memory, payload_limit_bytes, down, up)

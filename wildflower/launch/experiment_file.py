@@ -180,20 +180,25 @@ def as_text(key: str, value: object) -> str:
 
     Raises SettingsError for what is no setting's value.
     """
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
     if isinstance(value, list | tuple) and all(_is_number(part) for part in value):
         value = ", ".join(str(part) for part in value)
-    if isinstance(value, str):
-        is_read_as_it_is = parse_override(f"{key}={value}", {}) == (key, value)
-        return value if is_read_as_it_is else toml(value)
-    if isinstance(value, bool):
-        return toml(value)
+    value = _plain(key, value, "numbers")
+    if isinstance(value, str) and parse_override(f"{key}={value}", {}) == (key, value):
+        return value
+    return toml(value)
+
+
+def _plain(key: str, value: object, entries: str) -> str | int | float | bool:
+    """Return a setting's value as Python's own; SettingsError, which says what lists may hold, where it is none."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, bool | str):
+        return value
     if isinstance(value, Integral):
-        return str(int(value))
+        return int(value)
     if isinstance(value, Real):
-        return toml(float(value))
-    raise SettingsError(f"{key} = {value!r}: must be a text, a number, True or False, or a list of numbers")
+        return float(value)
+    raise SettingsError(f"{key} = {value!r}: must be a text, a number, True or False, or a list of {entries}")
 
 
 def _is_number(value: object) -> bool:
@@ -296,17 +301,10 @@ def nested_toml(values: Mapping[str, Any]) -> str:
 
 
 def _toml_value(key: str, value: object) -> str:
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
+    value = _plain(key, value, "these")
     if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
         return f"'{value}'"  # as a person writes arguments
-    if isinstance(value, bool | str):
-        return toml(value)
-    if isinstance(value, Integral):
-        return str(int(value))
-    if isinstance(value, Real):
-        return toml(float(value))
-    raise SettingsError(f"{key} = {value!r}: must be a text, a number, True or False, or a list of these")
+    return toml(value)
 
 
 def toml(value: str | int | float | bool) -> str:

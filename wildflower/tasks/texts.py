@@ -55,7 +55,9 @@ METRICS_OF: dict[Labels, tuple[MetricName, ...]] = {
 
 
 def _listed(names: object) -> object:
-    return (names,) if isinstance(names, str) and names else tuple(names) if isinstance(names, str | list) else names
+    if isinstance(names, str):
+        return (names,) if names else ()
+    return tuple(names) if isinstance(names, list) else names
 
 
 Files = Annotated[tuple[str, ...], BeforeValidator(_listed)]
