@@ -199,7 +199,7 @@ def test_a_sender_that_stops_is_cut_off_and_no_more_than_so_many_are_served(chan
         except grpc.RpcError as error:
             codes.add(error.code())
     # They are told that their links are slow: less than a chunk in all the time.
-    assert {json.loads(call.result())["bytes"] for call in calls} == {MIN_BYTES // 16}
+    assert {json.loads(call.result())["nbytes"] for call in calls} == {MIN_BYTES // 16}
     release.set()
     another.close()
     assert still_works(address)
@@ -309,10 +309,10 @@ def test_no_more_is_taken_than_was_asked_for():
     assert sum(sent) < 100 * MIN_BYTES  # what flow control lets travel ahead; in two seconds it would be thousands
 
 
-@pytest.mark.parametrize("answer", [b"{", b"{}", b'{"bytes": 0, "seconds": 1}', b'{"bytes": 5, "seconds": NaN}'])
+@pytest.mark.parametrize("answer", [b"{", b"{}", b'{"nbytes": 0, "seconds": 1}', b'{"nbytes": 5, "seconds": NaN}'])
 def test_a_service_that_answers_nonsense_is_refused(answer):
     with pytest.raises(ValueError):
-        bandwidth._answered(answer)
+        bandwidth._upload(lambda timeout: answer, Arrivals(MIN_BYTES))
 
 
 def test_a_port_in_use_is_said(address):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
-from wildflower.models.cost import Cost
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.connected_devices import ConnectedDevices
 from wildflower.rounds.engine import Engine
@@ -216,11 +215,12 @@ def plan_device(engine: Engine, device: int) -> DevicePlan:
         return DevicePlan(device, tier, 0, 0, 0, needed, budget.memory_bytes, None, None, None, binds, ())
     load = load_of(orders, engine.method.family, engine.population, engine.settings)
     report = engine.population.report(device)
-    needed = max(order.task.cost.peak_training_memory_bytes for order in orders)
+    costs = [order.task.cost for order in orders]  # of what it trains one after the other
+    needed = max(cost.peak_training_memory_bytes for cost in costs)
     return DevicePlan(
         device=device,
         tier=tier,
-        parameters=max(order.task.cost.parameters for order in orders),
+        parameters=max(cost.parameters for cost in costs),
         bytes_down=load.bytes_down,
         bytes_up=load.bytes_up,
         needed_memory_bytes=needed,
@@ -229,13 +229,8 @@ def plan_device(engine: Engine, device: int) -> DevicePlan:
         training_seconds=None if report.flop_per_s is None else load.flops / report.flop_per_s,
         upload_seconds=_seconds(load.bytes_up, report.up_mbit_per_s),
         binds=binds,
-        exceeds=exceeded([order.task.cost for order in orders], budget),
+        exceeds=tuple(name for name in LIMITS if not fit_in_turn(costs, _without(budget, LIMITS.keys() - {name}))),
     )
-
-
-def exceeded(prices: Sequence[Cost], budget: Budget) -> tuple[str, ...]:
-    """The limits of a budget that the models of a device exceed. It trains them one after the other."""
-    return tuple(name for name in LIMITS if not fit_in_turn(prices, _without(budget, LIMITS.keys() - {name})))
 
 
 def _without(budget: Budget, limits: Collection[str]) -> Budget:

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
 from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass
 
 from wildflower.devices.checked import STRICT, Above0, checked
 from wildflower.devices.resource_report import MIN_PROBE_BYTES
@@ -45,12 +46,12 @@ class BandwidthError(RuntimeError):
         self.spent_bytes = spent_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Measured:
-    """The bytes that arrived of a stream behind its first quarter, and how long that took."""
+    """The bytes that arrived of a stream behind its first quarter, and how long that took; checked when it is made."""
 
-    nbytes: int
-    seconds: float
+    nbytes: Annotated[int, Field(ge=1, lt=2**63)]
+    seconds: Above0
 
     @property
     def mbit_per_s(self) -> float:
@@ -61,12 +62,6 @@ class Measured:
 class _Request(BaseModel):
     model_config = STRICT
     bytes: Annotated[int, Field(ge=MIN_BYTES, le=MAX_BYTES)]
-
-
-class _Answer(BaseModel):
-    model_config = STRICT
-    bytes: Annotated[int, Field(ge=1, lt=2**63)]
-    seconds: Above0
 
 
 class Arrivals:
@@ -175,7 +170,7 @@ class _Service:
             yield from random_chunks(nbytes, time.monotonic() + self._max_seconds)
 
     def up(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """Answer a message {"bytes": n} and that many bytes with {"bytes": counted, "seconds": it took}."""
+        """Answer a message {"bytes": n} and that many bytes with {"nbytes": counted, "seconds": it took}."""
         with self._bounded(context):
             nbytes = _asked(next(stream, b""), context)
             arrivals, surplus = Arrivals(nbytes), threading.Event()
@@ -198,7 +193,7 @@ class _Service:
             result = arrivals.measured(self._max_seconds if reader.is_alive() else None)
             if result is None:
                 return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too little arrived to be measured")
-            return json.dumps({"bytes": result.nbytes, "seconds": result.seconds}).encode()
+            return json.dumps(asdict(result)).encode()
 
     @contextmanager
     def _bounded(self, context: grpc.ServicerContext) -> Iterator[None]:
@@ -310,10 +305,4 @@ def _upload(call: Callable[..., bytes], went: Arrivals) -> Measured:
             raise
         # Not even the answer came, behind what was still on its way: no faster than all that the link has taken.
         return Measured(max(went.received_bytes, MIN_BYTES // CHUNKS), longest_seconds)
-    return _answered(answer)
-
-
-def _answered(answer: bytes) -> Measured:
-    """Return the server's answer to an upload; ValueError where it is none."""
-    said = checked(_Answer, json.loads(answer), "bandwidth answer")
-    return Measured(said.bytes, said.seconds)
+    return checked(Measured, json.loads(answer), "bandwidth answer")

@@ -39,14 +39,11 @@ class Deployment:
     sign: Path | None = None
 
 
-def check_start(config: RunConfig, run_dir: Path, deployment: Deployment | None) -> None:
-    """Raise unless a run may begin or go on in its folder, as far as nothing need be built to know it."""
-    for step in steps_of_start(config, run_dir, deployment):
-        step()
-
-
 def steps_of_start(config: RunConfig, run_dir: Path, deployment: Deployment | None) -> list[Callable[[], None]]:
-    """Return the steps of `check_start`. None needs another, so that a page can show all that fail."""
+    """Return checks that raise unless a run may begin or go on in its folder. Nothing need be built for them.
+
+    None needs another, so that a page can show all that fail.
+    """
     steps: list[Callable[[], None]] = [partial(_check_folder, config, run_dir), partial(check_free, run_dir)]
     if deployment is None:  # a ServerApp may run elsewhere
         steps.append(check_writers)

@@ -19,7 +19,7 @@ from wildflower.launch.before import (
     check_disk,
     check_free,
     check_same_files,
-    check_start,
+    steps_of_start,
 )
 from wildflower.launch.bundle import make_bundle
 from wildflower.launch.experiment_file import SettingsError, beside, place, resolve, write_toml
@@ -86,7 +86,8 @@ def _run(
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
-    check_start(config, run_dir, deployment)
+    for check in steps_of_start(config, run_dir, deployment):
+        check()
     if local:
         prepare_to_fork()
     with told_later() as said:

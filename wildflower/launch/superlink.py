@@ -89,16 +89,7 @@ class SuperLink:
 
     def follow_log(self, run_id: str, to: Path) -> subprocess.Popen[bytes]:
         """Start a process that appends what the app prints to a file, and that ends when the run ends."""
-        with private_open(to, "ab") as file:
-            return subprocess.Popen(
-                ["flwr", "log", run_id, CONNECTION, "--stream"],
-                env=self.environment,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        return _begun(["flwr", "log", run_id, CONNECTION, "--stream"], self.environment, self.folder, to)
 
     def _ask(self, *arguments: str) -> dict[str, Any]:
         # flwr's exit code is 0 even when it failed, so only its answer counts.
@@ -119,6 +110,16 @@ class SuperLink:
         if not isinstance(answer, dict):
             raise FlowerError(f"`flwr {arguments[0]}` answered {answer!r}, not an object")
         return answer
+
+
+def _begun(command: list[str], environment: dict[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start a process whose output is appended to a log.
+
+    It has a session of its own, so that Ctrl-C reaches this command alone, which can stop the others in order.
+    """
+    options: dict[str, Any] = {"env": environment, "cwd": folder, "start_new_session": True}
+    with private_open(log, "ab") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, **options)
 
 
 def _told(answer: Mapping[str, Any]) -> str:
@@ -243,17 +244,7 @@ def _start(folder: Path, environment: dict[str, str], log: Path, started: list[s
         _write_connection(environment, f"127.0.0.1:{port}", None)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
-        with private_open(log, "ab") as file:
-            # A session of its own, so that Ctrl-C reaches this command alone and it can stop the others in order.
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=folder / "here",
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = _begun(command, environment, folder / "here", log)
         started.append(process)
         if _comes_up(process, port):
             return SuperLink(process, folder, environment)

@@ -294,11 +294,6 @@ def digest(**determined_by: object) -> str:
     return hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def describe_files(files: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Return the path, size and time of change of each file, for `digest`."""
-    return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-
-
 def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundError:
     """Return the error that says which file a folder lacks, and what it has."""
     there = sorted(path.name for path in folder.iterdir())
@@ -367,7 +362,8 @@ def installed_data(task: str, package: str, download: str, inside: str, otherwis
 
 def decoded_files(name: str, files: Sequence[Path], decode: Callable[[], DataSet], **also: object) -> DataSet:
     """Return the data set of some files, decoded by the first process that asks; `also`: what else it follows from."""
-    return decoded_once(name, digest(decoded=DECODED_VERSION, files=describe_files(files), **also), decode)
+    described = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return decoded_once(name, digest(decoded=DECODED_VERSION, files=described, **also), decode)
 
 
 def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
