@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wildflower.devices.private import private_folder
 from wildflower.launch import child
-from wildflower.launch.experiment_file import SettingsError, as_overrides, beside, resolve
+from wildflower.launch.experiment_file import SettingsError, as_overrides, beside, parse_override, resolve
 from wildflower.launch.following import LOOK_SECONDS, JournalWatch
 from wildflower.launch.superlink import last_lines
 from wildflower.launch.sweeps import run_name
@@ -84,9 +83,8 @@ def parse_space(texts: Sequence[str]) -> Space:
         if not equals or not key or not value:
             raise SettingsError(f"--search {text!r}: must be like learning-rate=0.001..0.3 or batch-size=8,16,32")
         low, dots, high = value.partition("..")
-        space[key] = (
-            (_value(low.strip()), _value(high.strip())) if dots else [_value(part.strip()) for part in value.split(",")]
-        )
+        parts = [parse_override(f"{key}={part}", {})[1] for part in ((low, high) if dots else value.split(","))]
+        space[key] = tuple(parts) if dots else parts
     return checked_space(space)
 
 
@@ -110,17 +108,6 @@ def checked_space(space: Mapping[str, Any]) -> Space:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _value(text: str) -> str | int | float:
-    return int(text) if re.fullmatch(r"-?\d+", text) else float(text) if _reads_as_float(text) else text
-
-
-def _reads_as_float(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def tune(

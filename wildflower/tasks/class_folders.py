@@ -141,7 +141,7 @@ def _count_beside(folder: Path, parts: list[Path], kinds: dict[Path, str], remar
 
 
 def is_of_devices(folder: Path) -> bool:
-    """Return whether a folder is that of simulated devices (`device_data.device_folder`), which are read as devices."""
+    """Return whether a folder is that of simulated devices (`spec.folder_of`), which are read as devices."""
     return folder.name == "devices" and all(re.fullmatch(r"\d{4,}", p.name) for p in entries(folder) if p.is_dir())
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -359,8 +358,3 @@ def _check_finite(inputs: Tensor) -> None:
         raise ValueError(
             f"input {first}, counted from 0, holds values that are not finite: leave it out, or fill in what is missing"
         )
-
-
-def device_folder(data_dir: str, device: int) -> Path:
-    """Return where the data of a simulated device lie: a folder of its own below the run's data-dir."""
-    return Path(data_dir).expanduser() / "devices" / f"{device:04d}"

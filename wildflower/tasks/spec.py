@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -36,7 +37,7 @@ from wildflower.tasks import (
 )
 from wildflower.tasks.arguments import TaskArguments, read_arguments
 from wildflower.tasks.data import DataSet
-from wildflower.tasks.device_data import Agreed, UnfitError, device_folder
+from wildflower.tasks.device_data import Agreed, UnfitError
 from wildflower.tasks.losses import TaskLoss
 from wildflower.tasks.metrics import Metric
 from wildflower.tasks.partitions import PartitionSettings
@@ -218,5 +219,5 @@ def _read(
 
 
 def folder_of(spec: TaskSpec, device: int) -> str:
-    """Return the folder of a device's data."""
-    return str(device_folder(spec.data_dir, device)) if spec.device_folders else spec.data_dir
+    """Return the folder of a device's data; simulated devices have their own below the run's data-dir."""
+    return str(Path(spec.data_dir).expanduser() / "devices" / f"{device:04d}") if spec.device_folders else spec.data_dir
