@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from wildflower.server_app.run_records import RoundRecord
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
-
-    from wildflower.launch.child import Child
 
 LOOK_SECONDS = 0.3
 LOG_SECONDS = 10  # after the end of a run, in which Flower hands over the rest of its log and its own view of it
@@ -32,7 +31,7 @@ def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: S
     while True:
         log_stream = flower.follow_log(run_id, app_log)
         over = False
-        while not over and not has_ended(log_stream):
+        while not over and not has_ended(log_stream.wait):
             show.rounds(journal.rounds(), waiting_text(app_log, app_log_start))
             if flower.process is not None and flower.process.poll() is not None:
                 break
@@ -74,10 +73,10 @@ def follow_process(server: "BaseProcess", run_dir: Path, show: Show) -> str | No
     return None if server.exitcode == 0 else ENDED_WITH_AN_ERROR
 
 
-def has_ended(process: "Child") -> bool:
-    """Wait a moment for the end of a process; whether it has come."""
+def has_ended(wait: Callable[..., object]) -> bool:
+    """Wait a moment for the end of a process, by what waits for it; whether it has come."""
     try:
-        process.wait(timeout=LOOK_SECONDS)
+        wait(timeout=LOOK_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return True

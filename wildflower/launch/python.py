@@ -195,7 +195,7 @@ def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
             ):
                 journal = JournalWatch(folder)
                 while True:
-                    ended = has_ended(process)
+                    ended = has_ended(process.wait)
                     for text in _first_warnings(Path(said.name)):
                         if text not in told:
                             told.append(text)
