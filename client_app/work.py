@@ -180,7 +180,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         try:
             report = device_report(config, traffic_bytes, left_bytes=left_bytes).to_json()
             updates = [update.model_copy(update={"report": report}) for update in updates]
-        except (OSError, ValueError) as error:  # the work is done: the server goes on with the report it has
+        except Exception as error:  # the work is done: the server goes on with the report it has
             log.error("This device's report could not be made: %s", error)
     return Reply(run=batch.run, round=batch.round, updates=updates, sums=headers).model_dump_json(), out
 

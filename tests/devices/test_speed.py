@@ -102,3 +102,20 @@ def test_it_is_measured_again_when_it_has_changed_by_a_third(tmp_path, monkeypat
     assert with_speed(REPORT, {}, tmp_path).flop_per_s == found
     assert len(measured) - len(left) == times
     assert load(Speed, tmp_path / FILE).flop_per_s == found
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("could not create a primitive"), MemoryError()])
+def test_a_report_does_without_a_speed_that_cannot_be_measured(tmp_path, monkeypatch, trouble):
+    def fail(seconds=None):
+        raise trouble
+
+    monkeypatch.setattr(speed, "_can_look", lambda: True)
+    monkeypatch.setattr(speed, "measure", fail)
+    assert with_speed(REPORT, {}, tmp_path) == REPORT
+    monkeypatch.setattr(speed, "measure", lambda: 1e9)
+    with_speed(REPORT, {}, tmp_path)
+    monkeypatch.setattr(speed, "measure", fail)
+    assert with_speed(REPORT, {}, tmp_path).flop_per_s == 1e9
+    kept = load(Speed, tmp_path / FILE)
+    Speed(kept.flop_per_s, kept.measured_at - OLDEST_SECONDS - 1, kept.machine).save(tmp_path)
+    assert with_speed(REPORT, {}, tmp_path) == REPORT

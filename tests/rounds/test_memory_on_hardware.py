@@ -236,6 +236,23 @@ def test_a_report_after_work_counts_what_the_work_has_left_as_free(tmp_path, mon
     assert told == [0, 700]
 
 
+def test_work_is_not_lost_with_the_report_behind_it(tmp_path, monkeypatch, caplog):
+    engine, scorer = started(small_config(tmp_path, **HARDWARE))
+    honest, calls = work.device_report, []
+
+    def device_report(config, traffic_bytes=0, left_bytes=0):
+        calls.append(traffic_bytes)
+        if traffic_bytes:
+            raise RuntimeError("no memory for this")
+        return honest(config)
+
+    monkeypatch.setattr(work, "device_report", device_report)
+    [device] = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
+    assert device["outcome"] == "trained"
+    assert calls[-1] > 0
+    assert "This device's report could not be made: no memory for this" in caplog.text
+
+
 def test_levels_are_chosen_for_what_the_message_leaves(tmp_path, monkeypatch):
     """One board, one level: the largest that fits beside the message with it, of all that a level may be."""
     keys = HARDWARE | {"strategy": "wildflower", "wildflower.levels": 1, "widths": "1, 0.25"}

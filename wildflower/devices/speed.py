@@ -6,6 +6,7 @@ middling width; layers of few channels, and other layers, reach less of it.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from wildflower.devices.resource_report import DeviceReport
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 FILE = "speed.json"
 OLDEST_SECONDS = 30 * 24 * 3600.0  # after which it is measured again: systems and libraries are updated
@@ -62,10 +65,16 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
     now, machine = time.time(), f"{report.kind}, {report.cpus:g} CPUs, {report.accelerator or 'no accelerator'}"
     speed = load(Speed, folder / FILE)
     # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
-    if speed is None or speed.machine != machine or not 0 <= now - speed.measured_at <= OLDEST_SECONDS:
-        speed = _kept(measure(), now, machine, folder)
-    elif _can_look() and _differs(measure(LOOK_SECONDS), speed) and _differs(measured := measure(), speed):
-        speed = _kept(measured, now, machine, folder)
+    holds = speed is not None and speed.machine == machine and 0 <= now - speed.measured_at <= OLDEST_SECONDS
+    try:
+        if speed is None or not holds:
+            speed = _kept(measure(), now, machine, folder)
+        elif _can_look() and _differs(measure(LOOK_SECONDS), speed) and _differs(measured := measure(), speed):
+            speed = _kept(measured, now, machine, folder)
+    except (MemoryError, RuntimeError) as error:  # as a rule for want of memory: the report is worth more
+        log.warning("The speed of training could not be measured now: %s", error)
+        if speed is None or not holds:
+            return report
     return replace(report, flop_per_s=speed.flop_per_s, speed_age_seconds=max(0.0, now - speed.measured_at))
 
 
