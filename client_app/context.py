@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from wildflower.client_app import board_gpu
 from wildflower.client_app.batches import batch_of, batches_of, micro_batches, picks_of
 from wildflower.client_app.chance import Chance
-from wildflower.client_app.fitting import Fit, fit_here, optimizer_of
+from wildflower.client_app.fitting import Fit, optimizer_of
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal, limits_of
 from wildflower.client_app.memory import MemoryMeter, memory_limit, touched_bytes
 from wildflower.client_app.rounding import LOST_ON_THE_WIRE, Lost, encoded_changes
-from wildflower.client_app.side_by_side import tell
+from wildflower.client_app.side_by_side import Asked, alone, tell
 from wildflower.messages.encoding import Wire, decode, encode, restored
 from wildflower.messages.frozen_parts import read_part
 from wildflower.messages.orders import LocalTraining, ModelOrder, WorkOrder
@@ -65,13 +65,13 @@ class Workplace:
             outgrow it or its budget. None in a simulation, where many devices share the machine.
         board: socket of the trainer that has the board's GPU (`wildflower.client_app.board_gpu`), where the node has
             one. Losses that it cannot compute are trained on `device`, and the log says so.
-        fit: trains a model on `device`, in place, and returns its mean loss.
+        ask: trains a model on `device`, in place, and returns its mean loss, or scores it.
     """
 
     device: torch.device
     available_bytes: int | None = None
     board: Path | None = None
-    fit: Callable[[Fit], float] = fit_here
+    ask: Callable[[Asked], Any] = alone
 
 
 class DeviceContext:
@@ -290,7 +290,7 @@ class DeviceContext:
         """See `wildflower.strategies.method.ClientContext`."""
         if self.place.board is not None:
             self._say_cpu("it has a loop of its own, and not one model and one loss")
-        if self.place.fit is not fit_here:
+        if self.place.ask is not alone:
             tell(f"{self.order.client_step.name} is trained in turn: it has a loop of its own")
         shard = self._shard
         if share != (0.0, 1.0):
@@ -363,7 +363,7 @@ class DeviceContext:
             self._generator.set_state(drawn)
             return self._within_limits(picks_of(self._shard, self.training, self._generator), model)
 
-        return self.place.fit(
+        mean_loss: float = self.place.ask(
             Fit(
                 model,
                 loss,
@@ -377,6 +377,7 @@ class DeviceContext:
                 rate=rate,
             )
         )
+        return mean_loss
 
     def _say_cpu(self, why: str) -> None:
         name = self.order.client_step.name

@@ -19,7 +19,7 @@ from wildflower.models.base import Family
 from wildflower.models.network import Network, pool_by_slices
 from wildflower.strategies.method import Answer, client_step_of
 from wildflower.strategies.statistics import take_statistics
-from wildflower.tasks.scoring import score
+from wildflower.tasks.scoring import Scored, Scoring
 from wildflower.tasks.task import Task
 
 
@@ -59,7 +59,7 @@ def score_order(context: DeviceContext, batch: EvaluationBatch, task: Task) -> S
             model = _with_statistics(model, context)
         scored = local.scored(context, model) if order.data == "shard" else model
         own = context.task if order.data == "shard" else task
-        found = score(scored, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
+        found: Scored = place.ask(Scoring(scored, own, inputs, labels, batch.batch_size, place.device))
         if order.data == "shard":
             networks = local.beside(context, answer)
             if len(networks) != len(local.scored_beside):
@@ -68,7 +68,7 @@ def score_order(context: DeviceContext, batch: EvaluationBatch, task: Task) -> S
                     f"{len(local.scored_beside)}"
                 )
             for network in networks:
-                figures = score(network, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
+                figures: Scored = place.ask(Scoring(network, own, inputs, labels, batch.batch_size, place.device))
                 beside.append(figures.sums)
     return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples, beside=beside)
 

@@ -43,6 +43,15 @@ class Fit:
     new_statistics: bool = False
     rate: float = 1.0
 
+    @property
+    def batches(self) -> int:
+        """Return how many batches there are, up to a factor that all trainings of one kind have."""
+        return 1 if self.training.steps else -(-self.examples // self.training.batch_size)
+
+    def alone(self) -> float:
+        """Train this model and no other, in place, and return the mean loss over the examples seen."""
+        return fit_here(self)
+
 
 def optimizer_of(
     parameters: Mapping[str, nn.Parameter], training: LocalTraining, device: torch.device, rate: float = 1.0

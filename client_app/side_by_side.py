@@ -1,8 +1,9 @@
-"""Orders side by side: client steps run until each asks for its training, and the trainings are done at once.
+"""Orders side by side: client steps run until each asks for its training or its score; these are done at once.
 
 A client step stays a plain function: it runs in a thread of its own, one of them at a time, and waits in
 `ClientContext.fit` while others come to theirs. A client step that asks for several trainings, one after the other,
-waits in each of them. One that never does is done when its thread comes to an end.
+waits in each of them. One that never does is done when its thread comes to an end. So it is with the scores of models
+in an evaluation.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from wildflower.client_app.chance import draws, set_draws
-from wildflower.client_app.fitting import Fit, fit_here
+from wildflower.client_app.fitting import Fit
 from wildflower.client_app.memory import is_out_of_memory
-from wildflower.client_app.stack import RowError, fit_stacked
+from wildflower.client_app.stack import RowError, fit_stacked, score_stacked
 from wildflower.devices.probe import probe_machine
+from wildflower.tasks.scoring import Scoring
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 T = TypeVar("T")
-Work = Callable[[Callable[[Fit], float]], T]  # is given what trains a model
+Asked = Fit | Scoring
+Work = Callable[[Callable[[Any], Any]], T]  # is given what trains or scores a model
 
 
 @dataclass
@@ -44,16 +47,21 @@ _told: set[str] = set()  # what this process has said already
 _paces: dict[Hashable, _Pace] = {}
 
 
+def alone(asked: Asked) -> Any:
+    """Do a training or a score by itself."""
+    return asked.alone()
+
+
 class _Work(threading.Thread, Generic[T]):
     """A client step on its way: it runs only between `go_on` and its next training or its end."""
 
     def __init__(self, work: Work[T]) -> None:
         super().__init__(daemon=True)
         self._do, self._may, self._stands = work, threading.Semaphore(0), threading.Semaphore(0)
-        self.asks: Fit | None = None  # the training that it waits for
+        self.asks: Asked | None = None  # what it waits for
         self.result: T | None = None
         self.error: Exception | None = None
-        self.loss: float | Exception = 0.0  # what came of it
+        self.found: object = None  # what came of it
         self.at_once = 1
         self.draws: torch.Tensor
 
@@ -68,33 +76,33 @@ class _Work(threading.Thread, Generic[T]):
     def run(self) -> None:
         self._may.acquire()
         try:
-            self.result = self._do(self.fit)
+            self.result = self._do(self.ask)
         except Exception as error:
             self.error = error
         self._stands.release()
 
-    def fit(self, fit: Fit) -> float:
-        """Wait for a training, in the work's own thread."""
-        self.asks, self.draws = fit, draws(fit.device)
+    def ask(self, asked: Asked) -> object:
+        """Wait for a training or a score, in the work's own thread."""
+        self.asks, self.draws = asked, draws(asked.device)
         self._stands.release()
         self._may.acquire()
-        set_draws(self.draws, fit.device)
-        if isinstance(self.loss, Exception):
-            raise self.loss
-        return self.loss
+        set_draws(self.draws, asked.device)
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
 
-    def in_turn(self, fit: Fit) -> None:
-        """Train by itself what it waits for."""
-        set_draws(self.draws, fit.device)
+    def in_turn(self, asked: Asked) -> None:
+        """Do by itself what it waits for."""
+        set_draws(self.draws, asked.device)
         try:
-            self.loss = fit_here(fit)
+            self.found = asked.alone()
         except Exception as error:
-            self.loss = error
-        self.draws = draws(fit.device)
+            self.found = error
+        self.draws = draws(asked.device)
 
 
 def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> tuple[list[T | Exception], list[int]]:
-    """Do some work whose trainings are done at once.
+    """Do some work whose trainings and scores are done at once.
 
     Args:
         name: what it is called where trainings cannot be done at once, which is told once.
@@ -106,7 +114,7 @@ def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> 
     """
     if len(works) == 1:
         try:
-            return [works[0](fit_here)], [1]
+            return [works[0](alone)], [1]
         except Exception as error:
             return [error], [1]
     all_works = [_Work(work) for work in works]
@@ -118,55 +126,67 @@ def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> 
         waiting = [(work, work.asks) for work in going if work.asks is not None]
         # Who has more examples takes at least as many steps.
         waiting.sort(key=lambda each: -each[1].examples)
-        if kind is None:
-            _fit(waiting, name)
-        else:
-            _fit_faster(waiting, name, _paces.setdefault((kind, len(waiting).bit_length()), _Pace()))
+        for what in (Fit, Scoring):
+            if not (alike := [each for each in waiting if isinstance(each[1], what)]):
+                continue
+            if kind is None:
+                _do(alike, name)
+            else:
+                _do_faster(alike, name, _paces.setdefault((what, kind, len(alike).bit_length()), _Pace()))
     found = [work.result if work.error is None else work.error for work in all_works]
     return found, [work.at_once for work in all_works]  # type: ignore[return-value]
 
 
-def _fit(waiting: list[tuple[_Work[T], Fit]], name: str) -> None:
-    """Train what works wait for: at once where that can be, by halves where memory does not suffice, or in turn."""
+def _at_once(waiting: list[tuple[_Work[T], Any]]) -> None:
+    asked = [each for _, each in waiting]
+    found: Sequence[object]
+    drawn = [work.draws for work, _ in waiting]
+    if isinstance(asked[0], Fit):
+        found, drawn = fit_stacked(asked, drawn)
+    else:
+        found = score_stacked(asked)
+    for (work, _), value, state in zip(waiting, found, drawn, strict=True):
+        work.found, work.draws, work.at_once = value, state, len(waiting)
+
+
+def _do(waiting: list[tuple[_Work[T], Asked]], name: str) -> None:
+    """Do what works wait for: at once where that can be, by halves where memory does not suffice, or in turn."""
     while len(waiting) > 1:
         try:
-            losses, drawn = fit_stacked([fit for _, fit in waiting], [work.draws for work, _ in waiting])
+            return _at_once(waiting)
         except RowError as failed:
             work, _ = waiting.pop(failed.row)
-            work.loss = failed.error
+            work.found = failed.error
         except Exception as error:
             if is_out_of_memory(error):
                 tell(f"{name}: memory does not suffice for {len(waiting)} devices at once: by halves")
-                _fit(waiting[::2], name)
-                _fit(waiting[1::2], name)
+                _do(waiting[::2], name)
+                _do(waiting[1::2], name)
                 return
-            tell(f"{name} is trained in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            done = "trained" if isinstance(waiting[0][1], Fit) else "scored"
+            tell(f"{name} is {done} in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             break
-        else:
-            for (work, _), loss, state in zip(waiting, losses, drawn, strict=True):
-                work.loss, work.draws, work.at_once = loss, state, len(waiting)
-            return
     _in_turn(waiting)
 
 
-def _fit_faster(waiting: list[tuple[_Work[T], Fit]], name: str, pace: _Pace) -> None:
-    """Train the faster way: the first ones of a kind are trained both ways, the first of each to warm up."""
+def _do_faster(waiting: list[tuple[_Work[T], Asked]], name: str, pace: _Pace) -> None:
+    """Do it the faster way: the first ones of a kind are done both ways, the first of each to warm up."""
     if pace.times < 2 and pace.at_once >= pace.in_turn:
         if len(waiting) < LEAST_MEASURED:
             return _in_turn(waiting)
         _in_turn(waiting[:1])
         pace.in_turn = min(pace.in_turn, _seconds(lambda: _in_turn(waiting[1:2])) / _steps(waiting[1:2]))
-        pace.at_once = min(pace.at_once, _seconds(lambda: _fit(waiting[2:], name)) / _steps(waiting[2:]))
+        pace.at_once = min(pace.at_once, _seconds(lambda: _do(waiting[2:], name)) / _steps(waiting[2:]))
         pace.times += 1
     elif pace.at_once < pace.in_turn:
-        _fit(waiting, name)
+        _do(waiting, name)
     else:
         _in_turn(waiting)
 
 
-def _in_turn(waiting: list[tuple[_Work[T], Fit]]) -> None:
-    for work, fit in waiting:
-        work.in_turn(fit)
+def _in_turn(waiting: list[tuple[_Work[T], Asked]]) -> None:
+    for work, asked in waiting:
+        work.in_turn(asked)
 
 
 def _seconds(do: Callable[[], None]) -> float:
@@ -175,9 +195,9 @@ def _seconds(do: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def _steps(waiting: list[tuple[_Work[T], Fit]]) -> int:
-    """Return how many steps trainings of one kind take, up to a factor that they all have."""
-    return sum(1 if fit.training.steps else -(-fit.examples // fit.training.batch_size) for _, fit in waiting)
+def _steps(waiting: list[tuple[_Work[T], Asked]]) -> int:
+    """Return how many batches things of one kind take, up to a factor that they all have."""
+    return sum(asked.batches for _, asked in waiting)
 
 
 def number_at_once(asked: int | str, device: torch.device, price_bytes: int) -> int:

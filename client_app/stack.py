@@ -26,6 +26,7 @@ from wildflower.models.max_pool import HalvingMaxPool
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters
 from wildflower.strategies.shared_losses import PureLoss
+from wildflower.tasks.scoring import Scored, Scoring, add_up, score_outputs
 
 
 class InTurn(Exception):
@@ -52,10 +53,51 @@ def fit_stacked(fits: Sequence[Fit], drawn: Sequence[Tensor]) -> tuple[list[floa
         RowError: the data of one of them cannot be had. No model has changed.
     """
     rows = _Rows(fits, drawn)
-    with _for_rows(rows):
+    with _for_rows(rows.loss, rows):
         losses = rows.train()
     rows.write_back()
     return losses, [generator.get_state() for generator in rows.generators]
+
+
+@torch.no_grad()
+def score_stacked(scorings: Sequence[Scoring]) -> list[Scored]:
+    """Score models of one architecture at once, each on examples of its own.
+
+    Raises:
+        InTurn: they cannot be scored so.
+        RowError: the data of one of them cannot be had.
+    """
+    first = scorings[0]
+    for each in scorings:
+        each.model.to(each.device).eval()
+    tables = [dict(each.model.named_parameters()) | dict(each.model.named_buffers()) for each in scorings]
+    _check_alike(tables, "the models")
+    found_tensors = {name: [table[name] for table in tables] for name in tables[0]}
+    shared = {name: each[0] for name, each in found_tensors.items() if _are_constant(each)}
+    stacked = {name: torch.stack(each) for name, each in found_tensors.items() if name not in shared}
+
+    def compute(tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(first.model, {**tensors, **shared}, (inputs,))
+        return outputs
+
+    # Of other networks nobody knows what they compute over all examples of a batch.
+    pads = any(type(part) is Network for part in first.model.modules())
+    found: list[list[Scored]] = [[] for _ in scorings]
+    for start in range(0, max(each.examples for each in scorings), first.batch_size):
+        batches = {
+            row: _of_row(row, partial(each.batch, start)) for row, each in enumerate(scorings) if start < each.examples
+        }
+        alike: dict[Any, list[int]] = {}
+        for row, (inputs, _) in batches.items():
+            alike.setdefault((0 if pads else len(inputs), inputs.shape[1:]), []).append(row)
+        for rows in alike.values():
+            tensors = stacked if len(rows) == len(scorings) else {n: value[rows] for n, value in stacked.items()}
+            with _for_rows(first.model, None):
+                outputs = vmap(compute)(tensors, _padded([batches[row][0] for row in rows]))
+            for row, of_row in zip(rows, outputs, strict=True):
+                labels = batches[row][1]
+                found[row].append(score_outputs(scorings[row].task, of_row[: len(labels)], labels))
+    return [add_up(each.task, batches) for each, batches in zip(scorings, found, strict=True)]
 
 
 class _Rows:
@@ -76,9 +118,7 @@ class _Rows:
         self.weights: Tensor | None = None
         self.generators = [torch.Generator(self.first.device).set_state(state) for state in drawn]
         tables = [dict(loss.named_parameters()) | dict(loss.named_buffers()) for loss in losses]
-        shapes = [{name: tensor.shape for name, tensor in table.items()} for table in tables]
-        if any(other != shapes[0] for other in shapes):
-            raise InTurn("the losses have tensors of different shapes")
+        _check_alike(tables, "the losses")
         # To look for them in every step takes a fifth of it.
         self.ties = len(list(self.loss.named_parameters(remove_duplicate=False))) > len(list(self.loss.parameters()))
         places = {id(parameter): name for name, parameter in self.loss.named_parameters()}
@@ -278,6 +318,12 @@ def _pure(fit: Fit) -> PureLoss:
     return fit.loss
 
 
+def _check_alike(tables: Sequence[Mapping[str, Tensor]], what: str) -> None:
+    shapes = [{name: tensor.shape for name, tensor in table.items()} for table in tables]
+    if any(other != shapes[0] for other in shapes):
+        raise InTurn(f"{what} have tensors of different shapes")
+
+
 def _are_constant(tensors: Sequence[Tensor]) -> bool:
     """Say whether a buffer is a table of whole numbers that all devices have alike: an index cannot be stacked."""
     first = tensors[0]
@@ -306,12 +352,14 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def _for_rows(rows: _Rows) -> Iterator[None]:
-    """Let the layers of the first loss compute for a stack, for the time of a `with` block."""
+def _for_rows(network: nn.Module, rows: _Rows | None) -> Iterator[None]:
+    """Let a network's layers compute for a stack, for the time of a `with` block; None: in evaluation mode alone."""
     changed = []
-    for module in rows.loss.modules():
+    for module in network.modules():
         if isinstance(module, HalvingMaxPool):
             module.forward = partial(nn.MaxPool2d.forward, module)  # type: ignore[method-assign]
+        elif rows is None:
+            continue
         elif isinstance(module, nn.Dropout):
             module.forward = partial(_dropout, module, rows)  # type: ignore[method-assign]
         elif isinstance(module, _BatchNorm):

@@ -11,10 +11,11 @@ import logging
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,14 +25,13 @@ from wildflower.client_app.delivered import FOLDER as MODEL_FOLDER
 from wildflower.client_app.delivered import own_program, take
 from wildflower.client_app.device_report import device_report, gpu_trainer, resting
 from wildflower.client_app.evaluation import evaluation_context, score_order
-from wildflower.client_app.fitting import Fit
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal
 from wildflower.client_app.memory import own_bytes
 from wildflower.client_app.order import Done, do_order
 from wildflower.client_app.policy import policy_of
 from wildflower.client_app.secure_member import SecureDevice
-from wildflower.client_app.side_by_side import number_at_once, side_by_side
+from wildflower.client_app.side_by_side import Asked, number_at_once, side_by_side
 from wildflower.client_app.updates import Sums, check_maskable, sum_headers, update_of
 from wildflower.devices.node_config import own_device
 from wildflower.devices.probe import probe_machine
@@ -69,6 +69,7 @@ from wildflower.tasks.task import Task, TaskSpec, load_task
 
 NodeConfig = Mapping[str, object]
 RESTING = "the device takes no part now"
+AnyOrder = TypeVar("AnyOrder", bound=ModelOrder)
 # An order's work, and what masks its update.
 _Begun = tuple[WorkOrder, DeviceContext, Done, Callable[[Tensor], bytes] | None]
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -113,7 +114,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
     models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders read later
     rest = None if batch.shared_process else resting(config)
 
-    def begin(order: WorkOrder, fit: Callable[[Fit], float]) -> _Begun:
+    def begin(order: WorkOrder, ask: Callable[[Asked], Any]) -> _Begun:
         if rest is not None:
             raise Refusal(f"{RESTING}: {rest.why}")
         state = _state_of(order.device, batch, config)
@@ -127,7 +128,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
             task,
             arrays,
             state,
-            Workplace(device, _make_room(order, batch.shared_process), _board(batch, config), fit),
+            Workplace(device, _make_room(order, batch.shared_process), _board(batch, config), ask),
             earlier=_earlier(order, models),
             checkpoint=batch.oldest_checkpoint,
             wire=batch.wire,
@@ -149,12 +150,12 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
             models[order.order] = (order.device, done.answer.model)
         return update
 
-    left = deque(_at_once(batch, device))
+    left = deque(_at_once(batch.orders, batch, device))
     while left:
         orders = left.popleft()
         started = time.perf_counter()
-        kind = None if isinstance(batch.side_by_side, int) or len(orders) == 1 else _kind(orders[0], batch)
-        begun, at_once = side_by_side([partial(begin, order) for order in orders], orders[0].client_step.name, kind)
+        name, kind = orders[0].client_step.name, _kind(orders, batch, batch.training.batch_size)
+        begun, at_once = side_by_side([partial(begin, order) for order in orders], name, kind)
         share = (time.perf_counter() - started) / len(orders)  # of the time that all took together
         for order, number in zip(orders, at_once, strict=True):
             try:
@@ -185,27 +186,31 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
     return Reply(run=batch.run, round=batch.round, updates=updates, sums=headers).model_dump_json(), out
 
 
-def _kind(order: WorkOrder, batch: Batch) -> tuple[str, str, int]:
-    """Return what orders have in common whose trainings take equally long for each step."""
-    return order.client_step.model_dump_json(), json.dumps(order.architecture), batch.training.batch_size
+def _kind(orders: Sequence[ModelOrder], batch: Batch | EvaluationBatch, size: int) -> tuple[str, str, int] | None:
+    """Return what orders have in common whose batches take equally long; None where nobody asks what is faster."""
+    if isinstance(batch.side_by_side, int) or len(orders) == 1:
+        return None
+    return orders[0].client_step.model_dump_json(), json.dumps(orders[0].architecture), size
 
 
-def _at_once(batch: Batch, device: torch.device) -> list[list[WorkOrder]]:
-    """Return the orders whose trainings are done at once; those that read an earlier order's model come last, alone."""
-    price_bytes = max(order.predicted_memory_bytes for order in batch.orders)
+def _at_once(
+    orders: Sequence[AnyOrder], batch: Batch | EvaluationBatch, device: torch.device
+) -> Iterator[list[AnyOrder]]:
+    """Yield the orders of one architecture and client step, as many at once as the machine has memory for.
+
+    Those that read an earlier order's model, or are masked, are by themselves.
+    """
+    price_bytes = max(order.predicted_memory_bytes for order in orders)
     number = number_at_once(batch.side_by_side, device, price_bytes) if batch.shared_process else 1
-    if number == 1:
-        return [[order] for order in batch.orders]
-    found: dict[tuple[object, ...], list[WorkOrder]] = {}
-    alone: list[list[WorkOrder]] = []
-    for order in batch.orders:
-        if order.after is not None or order.masked_with:
-            alone.append([order])
-        else:
-            kind = json.dumps(order.architecture), order.frozen, order.client_step.model_dump_json()
-            found.setdefault(kind, []).append(order)
-    parts = ((alike, -(-len(alike) // number)) for alike in found.values())
-    return [*(alike[first::count] for alike, count in parts for first in range(count)), *alone]
+    found: dict[object, list[AnyOrder]] = {}
+    for place, order in enumerate(orders):
+        by_itself = isinstance(order, WorkOrder) and (order.after is not None or order.masked_with)
+        step = order.client_step.model_dump_json()
+        kind = place if number == 1 or by_itself else (json.dumps(order.architecture), order.frozen, step)
+        found.setdefault(kind, []).append(order)
+    for alike in found.values():
+        count = -(-len(alike) // number)
+        yield from (alike[first::count] for first in range(count))
 
 
 def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Network | None:
@@ -258,21 +263,26 @@ def _evaluate(batch: EvaluationBatch, arrays: list[bytes], config: NodeConfig) -
     """Score the models of a batch, each on its device's shard or on the task's test set."""
     task, family, device = _prepare(batch, config)
 
-    def score(order: EvaluationOrder) -> Score:
-        try:
-            state = _state_of(order.device, batch, config)
-            policy = policy_of(config, order.device, simulated=batch.shared_process)
-            if not batch.shared_process:
-                _check_takes_part(config)
-            if batch.training is not None:
-                policy.check_unmasked("training whose score the server would see by itself")
-            place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
-            return score_order(evaluation_context(order, batch, family, task, arrays, state, place), batch, task)
-        except Exception as error:  # as in training: told, and the others go on
-            return Score(device=order.device, error=one_line(f"{type(error).__name__}: {error}"))
+    def score(order: EvaluationOrder, ask: Callable[[Asked], Any]) -> Score:
+        state = _state_of(order.device, batch, config)
+        policy = policy_of(config, order.device, simulated=batch.shared_process)
+        if not batch.shared_process:
+            _check_takes_part(config)
+        if batch.training is not None:
+            policy.check_unmasked("training whose score the server would see by itself")
+        place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config), ask)
+        return score_order(evaluation_context(order, batch, family, task, arrays, state, place), batch, task)
 
-    scores = [score(order) for order in batch.orders]
-    return EvaluationReply(run=batch.run, round=batch.round, scores=scores).model_dump_json(), []
+    scores: dict[int, Score] = {}
+    for orders in _at_once(batch.orders, batch, device):
+        name, kind = orders[0].client_step.name, _kind(orders, batch, batch.batch_size)
+        found, _ = side_by_side([partial(score, order) for order in orders], name, kind)
+        for order, each in zip(orders, found, strict=True):
+            if isinstance(each, Exception):  # as in training: told, and the others go on
+                each = Score(device=order.device, error=one_line(f"{type(each).__name__}: {each}"))
+            scores[order.device] = each
+    told = [scores[order.device] for order in batch.orders]
+    return EvaluationReply(run=batch.run, round=batch.round, scores=told).model_dump_json(), []
 
 
 def _make_room(order: ModelOrder, shared_process: bool) -> int | None:

@@ -88,7 +88,11 @@ class ClientStep(BaseModel, ABC):
         """Do the work on the device."""
 
     def scored(self, context: ClientContext, model: Network) -> torch.nn.Module:
-        """Return the module that is scored on the device's own examples; by default the model itself."""
+        """Return the module that is scored on the device's own examples; by default the model itself.
+
+        What differs between devices of one architecture is in its parameters and buffers, so that they can be scored at
+        once.
+        """
         return model
 
     @property

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.client_app.work_orders import CPU, LENET, SPEC, digits, do, packed, work_order
-from wildflower.client_app import evaluation
 from wildflower.client_app.context import Workplace
 from wildflower.client_app.evaluation import evaluation_context, score_order
 from wildflower.client_app.kept_state import DeviceState
@@ -23,6 +22,7 @@ from wildflower.strategies.local import TrainingAlone
 from wildflower.strategies.method import Training
 from wildflower.strategies.static_norm import Masked, MaskedTraining
 from wildflower.strategies.training_steps import ClassCounts
+from wildflower.tasks import scoring
 from wildflower.tasks.task import load_task
 
 HALF = LENET.width(0.5)
@@ -71,13 +71,13 @@ def scored(
 def greedy(monkeypatch):
     """Scoring takes far more than the limit allows or than malloc has over, not a page of which is written."""
     beyond_bytes = LIMIT_BYTES + LIBRARY_BYTES + 4 * 2**30
-    honest = evaluation.score
+    honest = scoring.score
 
     def score(*arguments, **more):
         torch.empty(beyond_bytes, dtype=torch.uint8)
         return honest(*arguments, **more)
 
-    monkeypatch.setattr(evaluation, "score", score)
+    monkeypatch.setattr(scoring, "score", score)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ TOGETHER = MutualLearningOfExits(weight=1.0, alpha=0.0, ensemble=True)
 )
 def test_a_device_is_scored_on_its_own_data_as_its_half_says(data, local, kind, monkeypatch):
     seen = []
-    honest = evaluation.score
+    honest = scoring.score
 
     def score(model, *arguments, **more):
         seen.append(type(model))
         return honest(model, *arguments, **more)
 
-    monkeypatch.setattr(evaluation, "score", score)
+    monkeypatch.setattr(scoring, "score", score)
     scored(
         data=data,
         local=local,
@@ -161,13 +161,13 @@ def test_a_device_is_scored_on_its_own_data_as_its_half_says(data, local, kind, 
 
 def test_scoring_holds_no_gradients_of_the_training_before_it(monkeypatch):
     seen = []
-    honest = evaluation.score
+    honest = scoring.score
 
     def score(model, *arguments, **more):
         seen.extend(p.grad for p in model.parameters())
         return honest(model, *arguments, **more)
 
-    monkeypatch.setattr(evaluation, "score", score)
+    monkeypatch.setattr(scoring, "score", score)
     assert scored(LocalTraining(batch_size=10), memory_bytes=10**9).error is None
     assert seen
     assert all(gradient is None for gradient in seen)

@@ -9,7 +9,9 @@ from torch import nn
 from tests.client_app.work_orders import Apart, answers, batch, packed, work_order
 from wildflower.client_app import side_by_side, stack, work
 from wildflower.client_app.fitting import Fit, fit_here
-from wildflower.messages.orders import LocalTraining
+from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalTraining, parse
+from wildflower.messages.packing import pack
+from wildflower.messages.tensor_sets import TensorSet, digest
 from wildflower.models.cnn import Cnn3, PflCnn
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
@@ -20,9 +22,13 @@ from wildflower.strategies.fedprox import ProximalTraining
 from wildflower.strategies.scalefl import WeightedExits
 from wildflower.strategies.shared_losses import PureLoss, Regularizer
 from wildflower.strategies.static_norm import MaskedTraining
+from wildflower.strategies.submodel import initial_weights
+from wildflower.strategies.training_steps import Training
+from wildflower.tasks.scoring import Scoring
 from wildflower.tasks.task import TaskSpec, load_task
 
 SPEC = TaskSpec(name="digits", devices=4, seed=1, partition="iid")
+SHARED = TaskSpec(name="digits", devices=4, seed=1, partition="dirichlet", alpha=0.5, test_fraction=0.3)
 DOUBLE = torch.float64
 FAMILIES = [Cnn3(input_shape=(1, 8, 8), norm="static"), Cnn3(input_shape=(1, 8, 8)), Mlp(input_shape=(1, 8, 8))]
 DROPPING = PflCnn(input_shape=(1, 8, 8))
@@ -319,3 +325,80 @@ def test_client_steps_of_methods(stacked, local, tmp_path):
                 values(found[1][other.payloads[name]]), values(wanted[1][one.payloads[name]]), rtol=1e-3, atol=1e-5
             )
         assert {k: pytest.approx(v) for k, v in one.facts.items()} == other.facts
+
+
+# Scores
+
+
+def scores(number, devices=(0, 1, 2, 3), local=Training(), family=EXITS, data="shard", training=None):
+    """What devices' models score, each of weights of its own."""
+    task, architecture = SHARED.to_json(), family.full()
+    sent, returned = local.sent(family, architecture), local.returned(family, architecture)
+    arrays, orders = [], []
+    for place, device in enumerate(devices):
+        arrays.append(pack(initial_weights(family, device), TensorSet.of(family.tensors(architecture)).layout))
+        order = {"device": device, "payloads": {"weights": place}, "data": data, "predicted_memory_bytes": 10**6}
+        order |= {"architecture": architecture.to_json(), "client_step": local.reference(), "seed": device}
+        orders.append(EvaluationOrder(digest=digest(sent, returned), **order))
+    asked = {"run": "a run", "round": 1, "task": task, "family": family.spec(), "batch_size": 10}
+    content = EvaluationBatch(**asked, training=training, shared_process=True, side_by_side=number, orders=orders)
+    reply, _ = work.do("evaluate", content.model_dump_json(), arrays, {})
+    return parse(EvaluationReply, reply).scores
+
+
+@pytest.fixture
+def scored_at_once(monkeypatch):
+    """How many models were scored at once, each time."""
+    seen = []
+    real = stack.score_stacked
+    monkeypatch.setattr(side_by_side, "score_stacked", lambda asked: (seen.append(len(asked)), real(asked))[1])
+    monkeypatch.setattr(side_by_side, "_told", set())
+    return seen
+
+
+STATIC = Cnn3(input_shape=(1, 8, 8), norm="static", scaler=True)
+
+
+@pytest.mark.parametrize("data", ["shard", "test set"])
+@pytest.mark.parametrize(
+    ("local", "family"),
+    [
+        (Training(), EXITS),
+        (MutualLearningOfExits(weight=0.5, alpha=0.1, ensemble=True), EXITS),
+        (MaskedTraining(weighting="uniform"), STATIC),
+        (Training(), FAMILIES[1]),
+    ],
+    ids=["plain", "mean of exits", "masked, with new statistics", "batch norm"],
+)
+def test_models_are_scored_at_once_as_in_turn(scored_at_once, stacked, caplog, local, family, data):
+    how = LocalTraining(batch_size=10, steps=2, learning_rate=0.05) if data == "shard" else None
+    wanted = scores(1, local=local, family=family, data=data, training=how)
+    assert not scored_at_once
+    found = scores(4, local=local, family=family, data=data, training=how)
+    assert scored_at_once == [4]
+    assert stacked == ([4] if how else [])
+    assert not [record for record in caplog.records if "in turn" in record.getMessage()]
+    assert (len({each.examples for each in wanted}) > 1) == (data == "shard")
+    for one, other in zip(wanted, found, strict=True):
+        assert (one.device, one.examples, one.error) == (other.device, other.examples, None)
+        assert one.sums == other.sums
+        assert other.loss_sum == pytest.approx(one.loss_sum, rel=1e-4)
+
+
+def test_a_model_that_cannot_be_scored_leaves_the_others_scores(scored_at_once, monkeypatch):
+    wanted = scores(3, (0, 2))
+    found = scores(3, (0, 99, 2))
+    assert [found[0], found[2]] == wanted
+    assert found[1].error.startswith("IndexError: device 99")
+    real = Scoring.batch
+    broken = load_task(SHARED).own_test(1)[0]
+
+    def unreadable(scoring, start):
+        if scoring.inputs.shape == broken.shape:
+            raise OSError("the card is gone")
+        return real(scoring, start)
+
+    monkeypatch.setattr(Scoring, "batch", unreadable)
+    found = scores(3, (0, 1, 2))
+    assert [found[0], found[2]] == wanted
+    assert found[1].error == "OSError: the card is gone"

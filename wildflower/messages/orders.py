@@ -29,6 +29,7 @@ Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are we
 # one would make an error of each.
 MAX_CLASSES, MAX_ORDERS, MAX_KEYS, MAX_ERRORS = 2**16, 2**20, 64, 16
 MOST_AT_ONCE = 1024  # devices that one process trains at once
+SideBySide = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] | Literal["auto", "fastest"]
 MAX_SUMS = 4 * MAX_CLASSES
 MAX_BESIDE = 4  # networks that are scored beside a device's model
 Line = Annotated[str, Field(max_length=MAX_LETTERS)]
@@ -215,7 +216,7 @@ class Batch(ToNode):
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     oldest_checkpoint: NonNegative | None = None
-    side_by_side: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] | Literal["auto", "fastest"] = 1
+    side_by_side: SideBySide = 1
     orders: list[WorkOrder] = Field(min_length=1)
 
 
@@ -374,12 +375,14 @@ class EvaluationBatch(ToNode):
     """The evaluation orders that one message carries to one node.
 
     training: what every device does with the model before it is scored; its result is scored and forgotten.
+    side_by_side: as of `Batch`, where the node trains and scores.
     """
 
     task: dict[str, Any]
     family: dict[str, Any]
     batch_size: Positive
     training: LocalTraining | None = None
+    side_by_side: SideBySide = 1
     orders: list[EvaluationOrder] = Field(min_length=1)
 
 

@@ -178,6 +178,7 @@ def evaluation_batch(
         training=training,
         shared_process=simulated,
         state_dir=settings.state_dir,
+        side_by_side=settings.side_by_side,
         orders=[
             EvaluationOrder(
                 device=a.device,

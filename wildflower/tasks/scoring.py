@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -24,6 +25,38 @@ class Scored(NamedTuple):
     loss_sum: float
     examples: int
     right: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What `score` is asked."""
+
+    model: nn.Module
+    task: Task
+    inputs: Tensor
+    labels: Tensor
+    batch_size: int
+    device: torch.device
+
+    @property
+    def examples(self) -> int:
+        """Return how many examples there are."""
+        return len(self.labels)
+
+    @property
+    def batches(self) -> int:
+        """Return in how many batches they are scored."""
+        return -(-self.examples // self.batch_size)
+
+    def batch(self, start: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels of the batch that begins with an example."""
+        picked = slice(start, start + self.batch_size)
+        inputs, labels = self.inputs[picked].to(self.device), self.labels[picked].to(self.device)
+        return self.task.batch(inputs, labels, augment=None)
+
+    def alone(self) -> Scored:
+        """Score this model and no other."""
+        return score(self.model, self.task, self.inputs, self.labels, batch_size=self.batch_size, device=self.device)
 
 
 def score(
@@ -129,11 +162,12 @@ def _score_batches(
     for start in range(0, len(labels), batch_size):
         picked = slice(start, start + batch_size)
         x, y = task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)
-        found.append([_score(task, outputs, y) for outputs in outputs_of(x)])
+        found.append([score_outputs(task, outputs, y) for outputs in outputs_of(x)])
     return found
 
 
-def _score(task: Task, outputs: Tensor, labels: Tensor) -> Scored:
+def score_outputs(task: Task, outputs: Tensor, labels: Tensor) -> Scored:
+    """Score a model's outputs (batch, ...) for some examples."""
     sums = [float(value) for value in task.metric.sums(task.answers(outputs), labels)]
     right: list[int] = []
     if counts_classes(task):
