@@ -117,5 +117,5 @@ def test_a_report_does_without_a_speed_that_cannot_be_measured(tmp_path, monkeyp
     monkeypatch.setattr(speed, "measure", fail)
     assert with_speed(REPORT, {}, tmp_path).flop_per_s == 1e9
     kept = load(Speed, tmp_path / FILE)
-    Speed(kept.flop_per_s, kept.measured_at - OLDEST_SECONDS - 1, kept.machine).save(tmp_path)
+    save(Speed(kept.flop_per_s, kept.measured_at - OLDEST_SECONDS - 1, kept.machine), tmp_path / FILE)
     assert with_speed(REPORT, {}, tmp_path) == REPORT

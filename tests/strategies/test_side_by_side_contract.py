@@ -103,9 +103,9 @@ def assert_close(found, wanted):
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_and_figures_are_those_in_turn(method, tmp_path_factory, caplog):
-    @settings(max_examples=2, deadline=None, derandomize=True)
+    @settings(max_examples=1, deadline=None, derandomize=True)
     @given(
-        examples=st.integers(10, 40),
+        examples=st.integers(35, 40),  # one batch on some devices, two on others
         steps=st.integers(0, 3),
         widths=st.sampled_from(["1, 0.5, 0.25", "1, 0.25", "1, 0.75, 0.5, 0.25"]),
         at_once=st.integers(2, 6),

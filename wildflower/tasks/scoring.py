@@ -29,7 +29,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Scoring:
-    """What `score` is asked."""
+    """A model and the examples to score it on: the arguments of `score`."""
 
     model: nn.Module
     task: Task
