@@ -120,8 +120,9 @@ class Traced(GroupFamily):
 
     @cached_property
     def embeddings(self) -> Mapping[str, int]:
-        """The tables of embeddings, and how many rows each has."""
+        """The tables of embeddings that are read by the inputs, and how many rows each has."""
         nodes = [node for node in self.read.evaluation if node.op == "embedding.default"]
+        nodes = [node for node in nodes if node.args[1:2] == [{"x": 0}]] or nodes  # of positions there are tables too
         names = [node.args[0]["t"] for node in nodes if isinstance(node.args[0], dict) and "t" in node.args[0]]
         return {name: self.tensors(self.full())[name].shape[0] for name in names if name in self.read.state}
 
