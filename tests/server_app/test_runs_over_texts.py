@@ -255,8 +255,9 @@ def test_a_name_on_the_hub_says_the_sizes_of_its_model(folder: Path, monkeypatch
     there.remove("config.json")  # then the sizes are to be given
     sizes = family_arguments(heads=2, mlp=16, depth=1)
     started(config(folder, family="transformers:AutoModel", family_arguments=sizes, initial__weights="me/tiny"))
+    settings = {"family": "transformers:AutoModel", "family_arguments": sizes}
     with pytest.raises(ConfigError, match=r"^initial.weights = 'mine/pretrained\.pth': there is no file or folder"):
-        started(config(folder, family="transformers:AutoModel", initial__weights="mine/pretrained.pth"))
+        started(config(folder, **settings, initial__weights="mine/pretrained.pth"))
 
 
 def model_folder(folder: Path, vocabulary: dict[str, int], *, mlp: int = 16, positions: int = 16) -> Path:
