@@ -6,6 +6,7 @@ import torch
 from tests.strategies.by_hand import Devices, Logits, OneHidden, engine_of, loss_of, no_scores, setup
 from tests.strategies.halves import HandContext
 from wildflower.client_app.fitting import regularizing
+from wildflower.strategies.fedavg import FedAvg, FedAvgParams
 from wildflower.strategies.fedprox import FedProx, FedProxParams, ProximalTraining
 from wildflower.strategies.method import client_step_of
 from wildflower.strategies.shared_losses import Regularizer
@@ -57,7 +58,7 @@ def test_a_device_pays_for_what_it_received(tmp_path):
     """8 bytes per parameter more than plain training: what it received, and a gradient before the forward pass."""
     family = OneHidden()
     method = FedProx(setup(tmp_path, family), FedProxParams())
-    plain = super(FedProx, method).training_cost(family.full())
+    plain = FedAvg(setup(tmp_path, family), FedAvgParams()).training_cost(family.full())
     price = method.cost(family.full())
     assert price.peak_training_memory_bytes - plain.peak_training_memory_bytes == 8 * plain.parameters
     assert price.payload_bytes == plain.payload_bytes
