@@ -84,7 +84,7 @@ def test_a_short_history_has_no_hours_and_that_is_said(tmp_path):
     shown = invoke("record", tmp_path / "fleet.sqlite", tmp_path / "mine.toml")
     assert shown.exit_code == 0, shown.output
     assert "the history covers 2 h. With less than 3 days, hours are left out" in shown.stderr
-    assert Fleet.load(tmp_path / "mine.toml", devices=1, seed=1).is_there(0, 12 * 3600)
+    assert Fleet(tmp_path / "mine.toml", devices=1, seed=1).is_there(0, 12 * 3600)
 
 
 def test_what_is_wrong_is_said(tmp_path):
