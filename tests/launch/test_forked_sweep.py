@@ -44,17 +44,18 @@ def test_a_forked_run_has_the_bits_of_one_by_itself(tmp_path):
 def test_runs_of_the_command_are_forked_where_they_do_without_flowers_engine(
     engine, forks, tmp_path, runs, monkeypatch
 ):
-    begun = []
+    begun, loaded = [], []
 
     def fork(experiment, overrides, output, hooks):
         begun.append(hooks)
         with output.open("ab") as file:
             return runs.start(experiment, overrides, file)
 
-    monkeypatch.setattr(child, "load_for_forks", lambda: True)
+    monkeypatch.setattr(child, "load_for_forks", lambda: loaded.append(1) or True)
     monkeypatch.setattr(child, "fork", fork)
     (tmp_path / "exp.toml").write_text(f'{EXPERIMENT}engine = "{engine}"\n')
     asked = sweeps.SweepRequest(tmp_path / "exp.toml", [], tmp_path / "sweep", [1, 2], alone=True)
     outcome = sweeps.sweep(asked, terminal())
     assert [run.seed for run in outcome.finished] == [1, 2]
     assert begun == ([(), ()] if forks else [])
+    assert bool(loaded) is forks

@@ -182,9 +182,7 @@ def _submitted(
         try:
             yield flower, run_id
         except KeyboardInterrupt:
-            if (
-                deployment is not None
-            ):  # a SuperLink that is not ours would go on with it, and nobody follows it any more
+            if deployment is not None:  # its SuperLink would go on with a run that nobody follows any more
                 flower.stop(run_id)
             raise
 

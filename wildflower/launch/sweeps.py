@@ -368,7 +368,7 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
     say(console, f"{len(planned)} runs in {asked.folder}, {done} of them finished")
     bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
     private_folder(asked.folder / SWEEP_LOGS)
-    forks = asked.alone and bool(waiting) and child.load_for_forks()
+    forks = asked.alone and any(run.engine == "local" for run in waiting) and child.load_for_forks()
     failed: dict[Planned, str] = {}
     running: list[Running] = []
     interrupted = False
