@@ -153,7 +153,7 @@ def test_a_client_that_says_nothing_is_let_go(monkeypatch):
     monkeypatch.setattr(fleet_serve, "CLIENT_SECONDS", 0.05)
     with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found:
         threading.Thread(target=found.serve_forever).start()
-        with socket.create_connection(found.server_address, timeout=60) as silent:
+        with socket.create_connection(found.server_address, timeout=60) as silent, suppress(ConnectionError):
             silent.sendall(b"GET /")
             assert silent.recv(1) == b""
         found.shutdown()
@@ -162,13 +162,14 @@ def test_a_client_that_says_nothing_is_let_go(monkeypatch):
 def answered(address):
     """Whether a page is served, once the thread of a client before has ended."""
     for _ in range(1000):
-        with suppress(ConnectionError), urllib.request.urlopen(address) as answer:
+        with suppress(OSError), urllib.request.urlopen(address) as answer:
             return answer.status == 200
     return False
 
 
 def test_further_clients_are_let_go_at_once_and_served_when_there_is_room(monkeypatch):
     monkeypatch.setattr(bounded_server, "MAX_AT_ONCE", 2)
+    threads = threading.active_count()
     with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found, ExitStack() as open_ones:
         threading.Thread(target=found.serve_forever).start()
 
@@ -181,7 +182,7 @@ def test_further_clients_are_let_go_at_once_and_served_when_there_is_room(monkey
         for refused in (connect(), connect()):
             with suppress(ConnectionResetError):
                 assert refused.recv(1) == b""
-        assert threading.active_count() < 10
+        assert threading.active_count() <= threads + 5  # the server's, and two for each connection
         first.sendall(b"Connection: close\r\n\r\n")
         assert first.recv(15) == b"HTTP/1.0 200 OK"
         while first.recv(2**16):
@@ -196,7 +197,7 @@ def test_a_connection_lasts_no_longer_than_it_may_however_long_it_may_say_nothin
     monkeypatch.setattr(bounded_server, "CONNECTION_SECONDS", 0.05)
     with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found:
         threading.Thread(target=found.serve_forever).start()
-        with socket.create_connection(found.server_address, timeout=60) as slow:
+        with socket.create_connection(found.server_address, timeout=60) as slow, suppress(ConnectionError):
             slow.sendall(b"GET /")
             assert slow.recv(1) == b""
         found.shutdown()

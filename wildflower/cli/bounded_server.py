@@ -24,22 +24,28 @@ class BoundedServer(ThreadingHTTPServer):
 
     @override
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._at_once.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._at_once.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started now
+            self._at_once.release()
+            raise
 
     @override
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         # Who sends or reads a byte at a time would keep all others out. TLS takes the request over: a copy is ended.
-        with request.dup() as copy:
-            ending = threading.Timer(CONNECTION_SECONDS, _end, [copy])
-            ending.start()
-            try:
-                super().process_request_thread(request, client_address)
-            finally:
-                ending.cancel()
-                self._at_once.release()
+        try:
+            with request.dup() as copy:
+                ending = threading.Timer(CONNECTION_SECONDS, _end, [copy])
+                ending.start()
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    ending.cancel()
+        finally:
+            self._at_once.release()
 
 
 def _end(connection: socket.socket) -> None:
