@@ -91,15 +91,10 @@ TASKS: dict[str, Kind] = {
     "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True, fixed=True),
     "hapt": Kind(hapt.load, "cnn3", in_time=True, fixed=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
-    "text": Kind(
-        texts.load, "transformers:AutoModel", metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own
-    ),
+    "text": Kind(texts.load, ENCODER, metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own),
     **{
         f"glue-{name}": Kind(
-            partial(glue.load, name),
-            "transformers:AutoModel",
-            metric=partial(glue.metric, name),
-            arguments=glue.GlueArguments,
+            partial(glue.load, name), ENCODER, metric=partial(glue.metric, name), arguments=glue.GlueArguments
         )
         for name in glue.PARTS
     },
