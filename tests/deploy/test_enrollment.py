@@ -36,6 +36,7 @@ def program():
 
 @pytest.fixture
 def kit(own_secrets):  # noqa: F811
+    own_secrets.chmod(0o755)
     code, text = kits(own_secrets, "--count", 2, "--token-days", 7, "--enrollment", "fl.example:9200")
     assert code == 0, text
     assert "Run deploy/enrollment while they are installed" in text
@@ -53,6 +54,7 @@ def body_of(kit: Path, key: str) -> bytes:
 
 
 def test_a_kit_with_a_token_holds_no_key(kit, own_secrets):  # noqa: F811
+    assert own_secrets.stat().st_mode & 0o777 == 0o700  # for the folders in it are open to a container's user
     assert {file.name for file in kit.iterdir()} == {"ca.crt", "enrollment.token", "number", "install.txt"}
     token = (kit / "enrollment.token").read_text().split()[1]
     assert token not in (own_secrets / "tokens" / "device-0").read_text()
