@@ -14,7 +14,9 @@ from benchmarks.tables import markdown
 
 HERE = Path(__file__).resolve().parent
 LEVELS = (0.7, 0.8)
-PLAIN = ["strategy=inclusivefl", f"initial.weights={ENCODER}", *TASKS["coarse"][:3]]
+MODEL = f"model = {{name = '{ENCODER}', num_hidden_layers = 3, attention_probs_dropout_prob = 0.0}}"
+DEPTHS = f"family-arguments={MODEL}, depths = [1, 2, 3]"
+PLAIN = ["strategy=inclusivefl", f"initial.weights={ENCODER}", DEPTHS, *TASKS["coarse"][:3]]
 METHODS = {"inclusivefl, no momentum": [*PLAIN, NO_MOMENTUM], "inclusivefl": PLAIN}
 
 
