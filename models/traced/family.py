@@ -24,7 +24,7 @@ from wildflower.models.group_family import GroupFamily, check_depths, depth_at
 from wildflower.models.layers import TensorSpec
 from wildflower.models.made import made_module
 from wildflower.models.network import Network
-from wildflower.models.of_transformers import OF_TEXTS, SIZES, with_settings
+from wildflower.models.of_transformers import CONFIG, OF_TEXTS, SIZES, with_settings
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined
 from wildflower.models.traced.graph import DTYPES, Cuts, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program, drawn
@@ -169,10 +169,15 @@ class Traced(GroupFamily):
     def up_to(self, exit: int, rate: float = 1.0) -> Architecture:
         return self.first_layers(depth_at(self.depths, rate)) if self.depths else super().up_to(exit, rate)
 
+    @cached_property
+    def _is_configured(self) -> bool:
+        """Whether it is a model of `transformers` that is made from a configuration."""
+        return CONFIG in json.loads(self.arguments)
+
     @override
     def is_frozen(self, name: str) -> bool:
-        # What an adapter or LoRA lies in does not freeze it.
-        mark = next((mark for mark in ADDED if mark in name), None)
+        # What an adapter or LoRA lies in does not freeze it, if they were added here: other modules' names are their own.
+        mark = next((mark for mark in ADDED if mark in name), None) if self._is_configured else None
         return super().is_frozen(name) and (
             mark is None or any(mark in f"{part}." and lies_in(name, part) for part in self.freeze)
         )

@@ -23,6 +23,14 @@ class Dense(nn.Module):
         return self.head(x)
 
 
+class Adapting(Dense):
+    """With a part that is called as what is added to models of `transformers`."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.stem.add_module("adapter", nn.Linear(12, 12))
+
+
 class Block(nn.Module):
     def __init__(self, inputs, outputs, stride):
         super().__init__()

@@ -294,3 +294,9 @@ def test_embeddings_of_an_image_s_positions_are_no_place_for_noise():
     with torch.no_grad():
         read = noise.reader(network, family.place(family.full()))(images)
         assert torch.allclose(read, module(images), atol=1e-6)
+
+
+def test_a_frozen_part_of_a_module_of_ones_own_holds_all_that_lies_in_it():
+    family = family_of("Adapting", freeze=["stem"])
+    frozen = {name for name, spec in family.tensors(family.full()).items() if spec.frozen}
+    assert frozen == {f"stem.{part}.{kind}" for part in ("1", "adapter") for kind in ("weight", "bias")}
