@@ -176,7 +176,7 @@ class Traced(GroupFamily):
 
     @override
     def is_frozen(self, name: str) -> bool:
-        # What an adapter or LoRA lies in does not freeze it, if they were added here: other modules' names are their own.
+        # What an adapter or LoRA lies in does not freeze it, if it was added here: other modules' names may be alike.
         mark = next((mark for mark in ADDED if mark in name), None) if self._is_configured else None
         return super().is_frozen(name) and (
             mark is None or any(mark in f"{part}." and lies_in(name, part) for part in self.freeze)
