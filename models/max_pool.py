@@ -28,14 +28,19 @@ class HalvingMaxPool(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) -> half the sides; a rest at the border is dropped."""
         trains = x.requires_grad and torch.is_grad_enabled() and x.device.type == "cpu"
-        even = x.shape[2] % 2 == x.shape[3] % 2 == 0
-        large = x.numel() >= LEAST_BY_SLICES and x.shape[3] <= MOST_COLUMNS
-        if trains and large and even and x.is_contiguous():
+        # The size is asked in training alone: an export that asks it takes its batch's size for fixed.
+        if trains and _is_taken_by_slices(x):
             return _MaxOfFourToTrain.apply(x)
         pooled: Tensor = super().forward(x)
         if trains and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
             pooled.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
         return pooled
+
+
+def _is_taken_by_slices(x: Tensor) -> bool:
+    even = x.shape[2] % 2 == x.shape[3] % 2 == 0
+    large = x.numel() >= LEAST_BY_SLICES and x.shape[3] <= MOST_COLUMNS
+    return even and large and x.is_contiguous()
 
 
 class _MaxOfFourToTrain(torch.autograd.Function):

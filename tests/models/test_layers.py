@@ -202,3 +202,10 @@ def test_a_layer_behind_the_pool_may_work_in_place(layout):
     y = x.detach().clone().requires_grad_()
     nn.functional.max_pool2d(y, 2).relu().sum().backward()
     assert torch.equal(x.grad, y.grad)
+
+
+def test_pools_are_exported_for_batches_of_any_size():
+    batch = torch.export.Dim("batch", min=1, max=4096)  # with more than 64 examples the pool trains by slices
+    program = torch.export.export(HalvingMaxPool().eval(), (torch.rand(2, 4, 16, 16),), dynamic_shapes=({0: batch},))
+    x = torch.rand(70, 4, 16, 16)
+    assert torch.equal(program.module()(x), nn.functional.max_pool2d(x, 2))
