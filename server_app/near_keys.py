@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wildflower.plugins.nearest import did_you_mean, near
+from wildflower.strategies import METHODS
 
 # What keys are called elsewhere, too far from their names here to be found by likeness.
 OTHER_NAMES = {
@@ -45,8 +46,6 @@ OTHER_NAMES = {
     "betas": "adam.betas",
     "fused-optimizer": "adam.fused",
     "keep-checkpoints": "checkpoints.keep",
-    "inclusivefl.eta": "fedadam.eta",
-    "inclusivefl.tau": "fedadam.tau",
 }
 
 
@@ -58,7 +57,10 @@ def meant(key: str, keys: list[str]) -> str:
     written_otherwise = [name for name in keys if name.endswith(f".{plain}") or name.replace(".", "-") == plain]
     if other := OTHER_NAMES.get(plain) or (written_otherwise[0] if len(written_otherwise) == 1 else None):
         return f"did you mean {other!r}?"
-    method, dot, rest = key.partition(".")
+    method, dot, rest = plain.partition(".")
+    shared = METHODS[method].shared_params if method in METHODS else {}
+    if of_part := [name for name in keys if name in {f"{part}.{rest}" for part in shared}]:
+        return f"did you mean {of_part[0]!r}?"
     if of_run := [name for name in keys if name.replace(".", "-") == rest]:  # which no method has for itself
         return f"did you mean {of_run[0]!r}?"
     own = [name for name in keys if name.startswith(f"{method}.")]

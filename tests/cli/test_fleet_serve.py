@@ -149,13 +149,15 @@ def test_nothing_else_is_answered(server):
         assert refused.value.code == code
 
 
-def test_a_client_that_says_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr(fleet_serve, "CLIENT_SECONDS", 0.05)
+@pytest.mark.parametrize(("client_seconds", "connection_seconds"), [(0.05, 30.0), (600.0, 0.05)])
+def test_a_slow_client_is_let_go_by_its_silence_and_by_its_time_in_all(monkeypatch, client_seconds, connection_seconds):
+    monkeypatch.setattr(fleet_serve, "CLIENT_SECONDS", client_seconds)
+    monkeypatch.setattr(bounded_server, "CONNECTION_SECONDS", connection_seconds)
     with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found:
         threading.Thread(target=found.serve_forever).start()
-        with socket.create_connection(found.server_address, timeout=60) as silent, suppress(ConnectionError):
-            silent.sendall(b"GET /")
-            assert silent.recv(1) == b""
+        with socket.create_connection(found.server_address, timeout=60) as slow, suppress(ConnectionError):
+            slow.sendall(b"GET /")
+            assert slow.recv(1) == b""
         found.shutdown()
 
 
@@ -189,17 +191,6 @@ def test_further_clients_are_let_go_at_once_and_served_when_there_is_room(monkey
             pass
         assert answered(f"http://127.0.0.1:{found.server_address[1]}/metrics")
         second.close()
-        found.shutdown()
-
-
-def test_a_connection_lasts_no_longer_than_it_may_however_long_it_may_say_nothing(monkeypatch):
-    monkeypatch.setattr(fleet_serve, "CLIENT_SECONDS", 600.0)
-    monkeypatch.setattr(bounded_server, "CONNECTION_SECONDS", 0.05)
-    with server_at("127.0.0.1:0", "", lambda: NOTHING, lambda _: []) as found:
-        threading.Thread(target=found.serve_forever).start()
-        with socket.create_connection(found.server_address, timeout=60) as slow, suppress(ConnectionError):
-            slow.sendall(b"GET /")
-            assert slow.recv(1) == b""
         found.shutdown()
 
 

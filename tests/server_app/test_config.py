@@ -319,7 +319,10 @@ def test_an_unknown_key_is_named_with_its_value_and_the_nearest(key, meant):
         RunConfig.from_run_config({key: 3})
 
 
-@pytest.mark.parametrize(("key", "meant"), [*OTHER_NAMES.items(), ("mu", "fedprox.mu")])
+OF_SHARED_PARTS = [("inclusivefl.eta", "fedadam.eta"), ("inclusivefl.tau", "fedadam.tau")]
+
+
+@pytest.mark.parametrize(("key", "meant"), [*OTHER_NAMES.items(), ("mu", "fedprox.mu"), *OF_SHARED_PARTS])
 def test_what_a_key_is_called_elsewhere_is_understood(key, meant):
     assert key not in RunConfig().to_dict()
     for written in (key, key.upper().replace("-", "_")):
