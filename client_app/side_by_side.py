@@ -41,7 +41,6 @@ class _Pace:
 
 
 LEAST_MEASURED = 4  # of a kind, to train some in turn and some at once
-STACKED = 3  # times its price that a device may take in a stack: measured, 1.2 to 2.7
 MOST_FOUND = 64  # devices at once where no number was asked for
 _told: set[str] = set()  # what this process has said already
 _paces: dict[Hashable, _Pace] = {}
@@ -200,15 +199,14 @@ def _steps(waiting: list[tuple[_Work[T], Asked]]) -> int:
     return sum(asked.batches for _, asked in waiting)
 
 
-def number_at_once(asked: int | str, device: torch.device, price_bytes: int) -> int:
-    """Return how many devices may train at once that take so much memory each; 1: they take turns."""
-    if isinstance(asked, int):
-        return asked
-    if asked == "auto" and device.type == "cpu":
-        return 1
+def number_at_once(device: torch.device, each_bytes: int, beside_bytes: int) -> int:
+    """Return how many devices may train at once in the memory that is free now, at least 1.
+
+    each_bytes: what each takes. beside_bytes: what they take together beside these.
+    """
     free_bytes = probe_machine().memory_available_bytes if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     # Other workers share the machine.
-    return max(1, min(MOST_FOUND, int(free_bytes / 2 / max(1, STACKED * price_bytes))))
+    return max(1, min(MOST_FOUND, int((free_bytes / 2 - beside_bytes) / max(1, each_bytes))))
 
 
 def tell(words: str) -> None:

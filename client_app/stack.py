@@ -53,7 +53,7 @@ def fit_stacked(fits: Sequence[Fit], drawn: Sequence[Tensor]) -> tuple[list[floa
         RowError: the data of one of them cannot be had. No model has changed.
     """
     rows = _Rows(fits, drawn)
-    with _for_rows(rows.loss, rows):
+    with for_rows(rows.loss, rows):
         losses = rows.train()
     rows.write_back()
     return losses, [generator.get_state() for generator in rows.generators]
@@ -92,7 +92,7 @@ def score_stacked(scorings: Sequence[Scoring]) -> list[Scored]:
             alike.setdefault((0 if pads else len(inputs), inputs.shape[1:]), []).append(row)
         for rows in alike.values():
             tensors = stacked if len(rows) == len(scorings) else {n: value[rows] for n, value in stacked.items()}
-            with _for_rows(first.model, None):
+            with for_rows(first.model, None):
                 outputs = vmap(compute)(tensors, _padded([batches[row][0] for row in rows]))
             for row, of_row in zip(rows, outputs, strict=True):
                 labels = batches[row][1]
@@ -352,7 +352,7 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def _for_rows(network: nn.Module, rows: _Rows | None) -> Iterator[None]:
+def for_rows(network: nn.Module, rows: _Rows | None) -> Iterator[None]:
     """Let a network's layers compute for a stack, for the time of a `with` block; None: in evaluation mode alone."""
     changed = []
     for module in network.modules():

@@ -32,6 +32,7 @@ from wildflower.client_app.order import Done, do_order
 from wildflower.client_app.policy import policy_of
 from wildflower.client_app.secure_member import SecureDevice
 from wildflower.client_app.side_by_side import Asked, number_at_once, side_by_side
+from wildflower.client_app.stack_price import price_at_once
 from wildflower.client_app.updates import Sums, check_maskable, sum_headers, update_of
 from wildflower.devices.node_config import own_device
 from wildflower.devices.probe import probe_machine
@@ -60,6 +61,7 @@ from wildflower.messages.orders import (
     parse,
 )
 from wildflower.models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
+from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family, make_family
 from wildflower.models.network import Network
 from wildflower.strategies.method import client_step_of
@@ -200,17 +202,29 @@ def _at_once(
 
     Those that read an earlier order's model, or are masked, are by themselves.
     """
-    price_bytes = max(order.predicted_memory_bytes for order in orders)
-    number = number_at_once(batch.side_by_side, device, price_bytes) if batch.shared_process else 1
+    asked = batch.side_by_side
+    turns = not batch.shared_process or asked == 1 or (asked == "auto" and device.type == "cpu")
     found: dict[object, list[AnyOrder]] = {}
     for place, order in enumerate(orders):
         by_itself = isinstance(order, WorkOrder) and (order.after is not None or order.masked_with)
         step = order.client_step.model_dump_json()
-        kind = place if number == 1 or by_itself else (json.dumps(order.architecture), order.frozen, step)
+        kind = place if turns or by_itself else (json.dumps(order.architecture), order.frozen, step)
         found.setdefault(kind, []).append(order)
     for alike in found.values():
+        number = 1
+        if len(alike) > 1:
+            number = asked if isinstance(asked, int) else _number_at_once(alike, batch, device)
         count = -(-len(alike) // number)
         yield from (alike[first::count] for first in range(count))
+
+
+def _number_at_once(alike: Sequence[ModelOrder], batch: Batch | EvaluationBatch, device: torch.device) -> int:
+    """Return how many of some orders of one architecture fit into the memory that the machine has free."""
+    order_bytes = max(order.predicted_memory_bytes for order in alike)
+    if batch.training is None:  # the models are scored alone
+        return number_at_once(device, order_bytes, 0)
+    family, architecture = family_of(json.dumps(batch.family)), Architecture.from_json(alike[0].architecture)
+    return number_at_once(device, *price_at_once(family, architecture, batch.training, order_bytes))
 
 
 def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Network | None:

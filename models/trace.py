@@ -167,11 +167,12 @@ def follow(
             size = results[-1].shape  # (batch, classes), or (batch, classes, positions)
             labels = torch.zeros((size[0], *size[2:]), dtype=torch.int64)
             batch_bytes = inputs.nbytes + labels.nbytes
-            learn(results, labels)
+            loss_of(results, labels).backward()
             del results, result
             flops = counter.get_total_flops()
             if accumulates:
-                learn(outputs_of(model, inputs), labels)
+                results = outputs_of(model, inputs)
+                loss_of(results, labels).backward()
         trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
         buffers = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         return Step(
@@ -194,9 +195,9 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
     return model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
 
 
-def learn(results: Sequence[Tensor], labels: Tensor) -> None:
-    """Return the backward pass of cross-entropy over all exits."""
-    torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
+def loss_of(results: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Return the sum of cross-entropy over all exits."""
+    return torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum()
 
 
 def built(build: Callable[[], nn.Module]) -> nn.Module:

@@ -10,7 +10,6 @@ import numpy as np
 
 from wildflower.messages.encoding import Wire
 from wildflower.messages.orders import LocalTraining
-from wildflower.models.cost import ACCUMULATED
 from wildflower.strategies.aggregation import MEAN, Aggregation
 from wildflower.strategies.privacy import Privacy
 from wildflower.tasks.metrics import ACCURACY, Metric
@@ -107,9 +106,7 @@ class RoundSettings:
     @property
     def optimizer(self) -> str:
         """The optimizer as the cost model names it: momentum keeps a state, micro-batches a sum of gradients."""
-        training = self.training
-        name = "sgd-momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer
-        return name + ACCUMULATED if training.accumulates else name
+        return self.training.priced_optimizer
 
     def rng(self, round_number: int, purpose: int, *more: int) -> np.random.Generator:
         """A generator that depends on the seed, the round and the given numbers only."""

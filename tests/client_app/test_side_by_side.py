@@ -297,6 +297,17 @@ def test_auto_takes_turns_on_a_processor_and_fastest_takes_what_was_faster(stack
     assert stacked == [2, 4, 2, 2]  # measured twice, and then in turn
 
 
+def test_fastest_trains_as_many_at_once_as_the_free_memory_holds(stacked, monkeypatch):
+    class Machine:
+        memory_available_bytes = 2 * (50 + 2 * 100)
+
+    monkeypatch.setattr(side_by_side, "probe_machine", Machine)
+    monkeypatch.setattr(side_by_side, "_do_faster", lambda waiting, name, pace: side_by_side._do(waiting, name))
+    monkeypatch.setattr(work, "price_at_once", lambda *_: (100, 50))
+    replies("fastest", *[work_order(device) for device in range(4)])
+    assert stacked == [2, 2]
+
+
 EXITS = LeNet5(input_shape=(1, 8, 8), exits=(1, 2))
 
 

@@ -14,6 +14,7 @@ from pydantic_core import core_schema
 from wildflower.devices.validation import MAX_LETTERS, MAX_WHOLE, one_line
 from wildflower.messages.encoding import Wire
 from wildflower.messages.error import MessageError
+from wildflower.models.cost import ACCUMULATED
 from wildflower.tasks.device_data import Summary
 
 M = TypeVar("M", bound=BaseModel)
@@ -107,6 +108,12 @@ class LocalTraining(Typed):
     def accumulates(self) -> bool:
         """Return whether gradients of several micro-batches are added up before a step."""
         return self.examples_at_once < self.batch_size
+
+    @property
+    def priced_optimizer(self) -> str:
+        """Return the optimizer as the cost model names it: momentum keeps a state, micro-batches a sum of gradients."""
+        name = "sgd-momentum" if self.optimizer == "sgd" and self.momentum else self.optimizer
+        return name + ACCUMULATED if self.accumulates else name
 
     def rate_of(self, name: str) -> float:
         """Return the factor of a parameter's learning rate: that of the longest part that its name begins with."""
