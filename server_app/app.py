@@ -64,9 +64,7 @@ IN_WORDS = (
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run configuration describes."""
     config = named(RunConfig.from_run_config(context.run_config))
-    if config.engine != "nodes":
-        config = config.model_copy(update={"engine": "flower"})
-    simulated = bool(config.fleet) and config.engine == "flower"
+    simulated = bool(config.fleet) and config.engine != "nodes"
     run(SuperLinkGrid(grid, config.run_name, superlink_database(), simulated=simulated), config)
 
 

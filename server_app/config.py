@@ -138,10 +138,10 @@ class RunConfig(Params):
         2,
         description="Number of processes that train the simulated devices in turn, or of nodes with engine = nodes",
     )
-    engine: Literal["local", "flower", "nodes"] = Field(
+    engine: Literal["local", "nodes"] = Field(
         "local",
-        description="What simulated devices run on under `wildflower run`: processes of its own (local), Flower's "
-        "simulation (flower), or with `--superlink` the nodes there, which are workers then (nodes)",
+        description="What simulated devices run on under `wildflower run`: processes of its own (local), or with "
+        "`--superlink` the nodes there, which are workers then (nodes)",
     )
     fleet: str = Field(
         "digits-demo", description='Bundled fleet or .toml file (docs/fleets.md); "" for real devices, one per node'

@@ -19,7 +19,6 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "tracker",
         "rounds",
         "workers",
-        "engine",
         "output-dir",
     }
     | {"data-dir", "delivery.every", "delivery.format", "evaluate-every", "personal.every", "personal.first-round"}
@@ -67,10 +66,6 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         and key in read
         and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and is_of_a_folder(config.get("task"))))
     ]
-    engines = before.get("engine", "local"), config.get("engine", "local")
-    if engines[0] != engines[1] and "nodes" in engines:
-        # What devices keep lies in the run's folder, or in those of the nodes.
-        changed.append(f"engine was {engines[0]!r} and is {engines[1]!r}")
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
     if config.get("dp.epsilon") and before.get("rounds") != config.get("rounds"):

@@ -79,7 +79,7 @@ class SuperLinkGrid(Grid):
         if self._has_died:
             raise SuperLinkError(
                 "A process of Ray's was killed, most likely because memory ran out, and Flower does not start it "
-                f"again (engine = 'local' does): {self._go_on()}"
+                f"again (`wildflower run` does): {self._go_on()}"
             )
 
     def _remedy(self) -> str:

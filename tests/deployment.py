@@ -16,10 +16,11 @@ from pathlib import Path
 
 import psutil
 
-from wildflower.launch.superlink import flower_environment, stop_everything
+from wildflower.launch.superlink import flower_environment
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 120.0
+STOP_SECONDS = 3.0
 AGAIN = 'while :; do "$@"; sleep 15; done'  # a shell that starts a command again whenever it ends, as systemd does
 
 
@@ -50,13 +51,13 @@ class Deployment:
         if self.secrets:
             subprocess.run([ROOT / "deploy/certs", "--out", self.secrets, "--nodes", str(key_count)], check=True)
 
-    def start_superlink(self) -> subprocess.Popen[bytes]:
+    def start_superlink(self, *options: str) -> subprocess.Popen[bytes]:
         """Start the SuperLink on the database that an earlier one left; returns when it answers."""
         process = self._start(
             "superlink.log",
             *("flower-superlink", "--isolation", "subprocess", "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(self.port), *self._server_trust()),
-            *("--database", str(self.database)),
+            *("--database", str(self.database), *options),
         )
         self._wait(process, self.port, self.secrets)
         return process
@@ -184,3 +185,46 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
+
+
+def stop_everything(started: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Stop the processes, their descendants, and whatever else has `folder` as its Flower home; kill what resists."""
+    ours = _ours(started, folder)
+    # A server that loses what it works with would take its run for failed. So it ends first.
+    servers = [process for process in ours if _is_command(process, "flwr-serverapp")]
+    for process in (*servers, *ours):
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+        if process in servers:
+            psutil.wait_procs([process], timeout=STOP_SECONDS)
+    psutil.wait_procs(ours, timeout=STOP_SECONDS)
+    deadline = time.monotonic() + STOP_SECONDS
+    # More than once: a process may have started another one while it was being stopped.
+    while (ours := {p for p in ours | _ours(started, folder) if p.is_running()}) and time.monotonic() < deadline:
+        for process in ours:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(ours, timeout=0.5)
+    for child in started:
+        child.wait()
+
+
+def _ours(started: Sequence[subprocess.Popen[bytes]], folder: Path) -> set[psutil.Process]:
+    found: set[psutil.Process] = set()
+    for child in started:
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(child.pid)
+            found |= {parent, *parent.children(recursive=True)}
+    # A process whose parent has died is nobody's descendant any more, but still has its environment.
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("FLWR_HOME") == str(folder / "home"):
+                found.add(process)
+    return found
+
+
+def _is_command(process: psutil.Process, name: str) -> bool:
+    """Return whether a process runs a command, which Python may run as a script."""
+    with suppress(psutil.Error):
+        return any(Path(part).name == name for part in process.cmdline()[:2])
+    return False

@@ -57,8 +57,6 @@ def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
         "Wildflower, 2 workers": [*wildflower, "--set", "workers=2"],
         "Wildflower, 1 worker": [*wildflower, "--set", "workers=1"],
         "Wildflower, 1 worker, channels-last": [*wildflower, "--set", "workers=1", *channels_last],
-        "Wildflower on Flower's engine, 2 workers": [*wildflower, "--set", "workers=2", "--set", "engine=flower"],
-        "Wildflower on Flower's engine, 1 worker": [*wildflower, "--set", "workers=1", "--set", "engine=flower"],
     }
 
 

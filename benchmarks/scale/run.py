@@ -59,7 +59,6 @@ def memory(repetitions: int) -> list[Row]:
                         "fleet": HERE / "random-fleet.toml",
                         "output-dir": folder,
                         "run-name": name,
-                        "engine": "flower",
                         "strategy": strategy,
                         "devices-per-round": devices,
                         "rounds": rounds_in_all,

@@ -1,6 +1,6 @@
-"""Stands in for Flower's commands in the tests of the runner: same arguments and answers, no federated learning.
+"""Stands in for Flower's command in the tests of the runner: same arguments and answers, no federated learning.
 
-The link is installed as `flower-superlink` and as `flwr`. What the run does is in $FAKE_FLOWER, and the processes
+The link is installed as `flwr`. What the run does is in $FAKE_FLOWER, and the processes
 write their numbers into $FAKE_PIDS.
 """
 
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 HERE = Path(os.environ["FLWR_HOME"])
@@ -22,26 +21,6 @@ MODE = os.environ["FAKE_FLOWER"]
 def note_pid(pid: int) -> None:
     with open(os.environ["FAKE_PIDS"], "a") as file:
         file.write(f"{pid}\n")
-
-
-class Health(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-
-
-def superlink(arguments: list[str]) -> None:
-    note_pid(os.getpid())
-    if MODE == "no start":
-        sys.exit("the port is mine")
-    server = HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Health)
-    # A worker that has left its parent and its session and does not want to go, as some of Ray's.
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
-    worker = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True, stdout=subprocess.PIPE)
-    worker.stdout.readline()
-    note_pid(worker.pid)
-    print(f"superlink in {os.getcwd()} with {os.listdir()}", flush=True)
-    server.serve_forever()
 
 
 def run(arguments: list[str]) -> dict:
@@ -85,9 +64,6 @@ def log() -> None:
         if os.environ["FAKE_STREAM"] == "stays":
             signal.pause()
         return
-    if MODE == "superlink dies":
-        os.kill(int(Path(os.environ["FAKE_PIDS"]).read_text().split()[0]), signal.SIGKILL)
-        signal.pause()
     (run_dir / "submitted.json").write_text(json.dumps({"arguments": submitted, "config": config}))
     print("Loading project configuration...")
     print("\x1b[93mWARNING \x1b[0m:   Round 1: [one] device is gone")
@@ -111,9 +87,7 @@ def listing(run_id: str) -> dict:
     return {"success": True, "runs": [{"run-id": run_id, "status": status, "status-details": details}]}
 
 
-if Path(sys.argv[0]).name == "flower-superlink":
-    superlink(sys.argv[1:])
-elif sys.argv[1] == "run":
+if sys.argv[1] == "run":
     print(json.dumps(run(sys.argv[2:])))
 elif sys.argv[1] == "log":
     log()

@@ -20,7 +20,7 @@ from wildflower.devices.fleet import Fleet, bundled_fleet
 from wildflower.launch import superlink
 from wildflower.launch.app_log import last_traceback, log_since, waiting_text, warnings_text
 from wildflower.launch.before import Deployment, check_buildable
-from wildflower.launch.experiment import find_app, run_experiment, simulation
+from wildflower.launch.experiment import find_app, run_experiment
 from wildflower.launch.experiment_file import SettingsError, place, resolve
 from wildflower.launch.showing import Lines, progress, seconds_left
 from wildflower.server_app.journal import Journal
@@ -69,6 +69,9 @@ SUMMARY = Summary(
 )
 
 
+SOMEWHERE = Deployment("fl.example:8000", None)
+
+
 class World:
     """A folder to type commands in, with Flower's commands replaced."""
 
@@ -80,11 +83,10 @@ class World:
         for path in (self.here, self.temporary, commands):
             path.mkdir()
         script = Path(__file__).with_name("fake_flower.py").read_text()
-        for name in ("flower-superlink", "flwr"):
-            # A first line may not name an interpreter whose path has a space: shell and Python both read what follows.
-            (commands / name).write_text(f"#!/bin/sh\n'''exec' '{sys.executable}' \"$0\" \"$@\"\n' '''\n{script}")
-            (commands / name).chmod(stat.S_IRWXU)
-        (self.here / "experiment.toml").write_text('rounds = 1\nrun-name = "one"\nworkers = 2\nengine = "flower"\n')
+        # A first line may not name an interpreter whose path has a space: shell and Python both read what follows.
+        (commands / "flwr").write_text(f"#!/bin/sh\n'''exec' '{sys.executable}' \"$0\" \"$@\"\n' '''\n{script}")
+        (commands / "flwr").chmod(stat.S_IRWXU)
+        (self.here / "experiment.toml").write_text('rounds = 1\nrun-name = "one"\nworkers = 2\nengine = "nodes"\n')
         (self.here / "pyproject.toml").write_text("")
         monkeypatch.chdir(self.here)
         monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
@@ -97,16 +99,16 @@ class World:
             "flower_environment",
             lambda outer, folder: environment(outer, folder) | {"PATH": f"{commands}{os.pathsep}{outer['PATH']}"},
         )
-        monkeypatch.setattr(superlink, "STOP_SECONDS", 0.2)
-        monkeypatch.setattr(superlink, "LONGEST_FOLDER", 1000)
         self._monkeypatch = monkeypatch
         self.run_dir = self.here / "runs" / "one"
 
-    def run(self, mode: str, *overrides: str, deployment: Deployment | None = None) -> tuple[int, str]:
+    def run(self, mode: str, *overrides: str, deployment: Deployment | None = SOMEWHERE) -> tuple[int, str]:
         self._monkeypatch.setenv("FAKE_FLOWER", mode)
         text = io.StringIO()
         console = Console(file=text, width=80)
-        code = run_experiment(Path("experiment.toml"), overrides, self.here, console, deployment)
+        code = run_experiment(
+            Path("experiment.toml"), overrides, self.here if deployment else None, console, deployment
+        )
         return code, text.getvalue()
 
     def left_behind(self) -> tuple[list[int], list[Path]]:
@@ -136,13 +138,10 @@ def test_a_finished_run(world):
     assert f"Warning: 1 warning in {world.run_dir / 'app.log'}\n  Round 1: [one] device is gone\n" in text
     submitted = json.loads((world.run_dir / "submitted.json").read_text())
     assert submitted["arguments"][0] == str(world.here)
-    settings = submitted["arguments"][submitted["arguments"].index("--federation-config") + 1]
-    assert settings.startswith("num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2")
+    assert "--federation-config" not in submitted["arguments"]
     assert submitted["config"]["fedprox.mu"] == 0.5
     assert submitted["config"]["output-dir"] == str(world.here / "runs")
-    # Started from an empty folder, and gone with everything it had started.
-    assert "with []" in (world.run_dir / "superlink.log").read_text()
-    assert len(world.pids.read_text().split()) == 3
+    assert len(world.pids.read_text().split()) == 1
     assert world.left_behind() == ([], [])
 
 
@@ -157,7 +156,7 @@ def test_a_finished_run(world):
     ],
 )
 def test_what_cannot_be_built_stops_before_anything_is_started(world, settings, words):
-    code, text = world.run("finish", *settings)
+    code, text = world.run("finish", "engine=local", *settings, deployment=None)
     assert code == 1
     assert words in text.replace("\n", " ")
     assert not world.pids.exists()
@@ -228,24 +227,6 @@ def test_an_app_that_flower_does_not_take(world):
     assert world.left_behind() == ([], [])
 
 
-def test_a_superlink_that_does_not_start(world):
-    code, text = world.run("no start")
-    assert code == 1
-    assert "flower-superlink did not start" in text
-    assert "the port is mine" in text
-    assert len(world.pids.read_text().split()) == superlink.MAX_PORTS
-    assert world.left_behind() == ([], [])
-
-
-@pytest.mark.thorough
-def test_a_superlink_that_dies(world):
-    code, text = world.run("superlink dies")
-    assert code == 1
-    assert "flower-superlink ended with code -9" in text
-    # Its worker has lost its parent and is found all the same.
-    assert world.left_behind() == ([], [])
-
-
 @pytest.mark.thorough
 def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_resumes(world, monkeypatch):
     monkeypatch.setenv("FAKE_DIES", str(world.here / "up"))
@@ -291,18 +272,6 @@ def test_a_run_that_has_ended_is_told_although_flower_cannot_store_it(world, mon
     assert world.left_behind() == ([], [])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("terminate", ["", "yes"])
-def test_ctrl_c_and_sigterm_stop_everything(world, monkeypatch, terminate):
-    monkeypatch.setenv("FAKE_TERM", terminate)
-    code, text = world.run("interrupt", "rounds=5")
-    assert code == 130
-    assert "1 of 5 rounds" in text
-    assert "--set resume=true --set run-name=one" in text
-    assert len(world.pids.read_text().split()) == 3
-    assert world.left_behind() == ([], [])
-
-
 def deployment(world: World) -> Deployment:
     certificate = world.here / 'ca "1".crt'
     certificate.write_text("")
@@ -311,31 +280,35 @@ def deployment(world: World) -> Deployment:
 
 def test_a_run_on_real_devices_goes_to_their_superlink(world, monkeypatch):
     monkeypatch.setenv("FAKE_CONNECTION", str(world.here / "connection.toml"))
-    code, text = world.run("finish", "fleet=", deployment=deployment(world))
+    code, text = world.run("finish", "engine=local", "fleet=", deployment=deployment(world))
     assert code == 0, text
     assert "10 of 20 devices per round, at fl.example:8000" in text
     connection = tomllib.loads((world.here / "connection.toml").read_text())["superlink"]["wildflower"]
     assert connection == {"address": "fl.example:8000", "root-certificates": str(world.here / 'ca "1".crt')}
     submitted = json.loads((world.run_dir / "submitted.json").read_text())
     assert "--federation-config" not in submitted["arguments"]
-    assert not (world.run_dir / "superlink.log").exists()
     assert world.left_behind() == ([], [])
 
 
-def test_a_run_on_real_devices_is_stopped_there_with_the_command(world, monkeypatch):
+@pytest.mark.parametrize("terminate", ["", "yes"])
+def test_a_run_on_real_devices_is_stopped_there_with_the_command(world, monkeypatch, terminate):
+    monkeypatch.setenv("FAKE_TERM", terminate)
     monkeypatch.setenv("FAKE_STOPPED", str(world.here / "stopped"))
-    code, text = world.run("interrupt", "fleet=", "rounds=5", deployment=deployment(world))
+    code, text = world.run("interrupt", "engine=local", "fleet=", "rounds=5", deployment=deployment(world))
     assert code == 130
+    assert "1 of 5 rounds" in text
     assert "--set resume=true --set run-name=one" in text
     assert (world.here / "stopped").read_text() == "17"
     assert world.left_behind() == ([], [])
 
 
 def test_real_devices_have_no_fleet_and_a_certificate_to_trust(world):
-    code, text = world.run("finish", deployment=deployment(world))
+    code, text = world.run("finish", "engine=local", deployment=deployment(world))
     assert code == 1
     assert "--set fleet= leaves the fleet out" in text.replace("\n", " ")
-    code, text = world.run("finish", "fleet=", deployment=Deployment("fl.example:8000", world.here / "none.crt"))
+    code, text = world.run(
+        "finish", "engine=local", "fleet=", deployment=Deployment("fl.example:8000", world.here / "none.crt")
+    )
     assert code == 1
     assert "no root certificates" in text
     assert world.left_behind() == ([], [])
@@ -441,7 +414,7 @@ def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, mon
 
 def test_a_tracker_that_is_not_installed_starts_nothing(world, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    code, text = world.run("finish", "tracker=mlflow")
+    code, text = world.run("finish", "engine=local", "tracker=mlflow", deployment=None)
     assert code == 1
     assert text.startswith(
         "Error: tracker = 'mlflow' needs mlflow, which is not installed: in a clone of the project, type"
@@ -484,9 +457,10 @@ def test_nothing_starts_with_a_wrong_setting(world):
 
 
 def test_own_workers_run_the_installed_app_and_no_other(world):
-    code, text = world.run("finish", "engine=local")
-    assert code == 1
-    assert f"--app {world.here}: engine = 'local' runs the app of this installation" in text.replace("\n", " ")
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    assert run_experiment(Path("experiment.toml"), ["engine=local"], world.here, console) == 1
+    assert f"--app {world.here}: simulations run the app of this installation" in text.getvalue().replace("\n", " ")
     assert not world.run_dir.exists()
 
 
@@ -496,14 +470,6 @@ def test_find_app(tmp_path):
     (tmp_path / "pyproject.toml").write_text("")
     assert find_app(tmp_path) == tmp_path.resolve()
     assert (find_app(None) / "wildflower" / "launch" / "experiment.py").exists()
-
-
-def test_gpus_are_shared_out(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert "client-resources-num-gpus" not in simulation(3)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert simulation(3)["client-resources-num-gpus"] == 0.6666
-    assert simulation(1)["client-resources-num-gpus"] == 1.0
 
 
 def test_lines_of_a_resumed_run_begin_where_it_goes_on():
@@ -627,20 +593,10 @@ def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path
 
 
 def test_a_superlink_that_is_gone_is_not_taken_for_one_that_has_lost_the_run(monkeypatch, tmp_path):
-    link = superlink.SuperLink(None, tmp_path, {})
+    link = superlink.SuperLink(tmp_path, {})
     answers = iter([{"success": False, "error-message": "\nConnection is unavailable"}, {"success": True, "runs": []}])
     monkeypatch.setattr(superlink.SuperLink, "_ask", lambda *arguments: next(answers))
     with pytest.raises(superlink.FlowerError, match="does not say how run 17 is doing: Connection is unavailable"):
         link.status("17")
     with pytest.raises(superlink.FlowerError, match=r"knows nothing of run 17$"):
         link.status("17")
-
-
-@pytest.mark.thorough
-def test_a_folder_too_long_for_rays_sockets_is_not_used(world, monkeypatch):
-    monkeypatch.setattr(superlink, "LONGEST_FOLDER", 24)
-    monkeypatch.setenv("FAKE_FLOWER", "finish")
-    with superlink.superlink(world.here / "superlink.log") as running:
-        assert running.folder.parent == Path("/tmp")
-        assert running.folder.is_dir()
-    assert not running.folder.exists()

@@ -40,10 +40,8 @@ def test_a_forked_run_has_the_bits_of_one_by_itself(tmp_path):
         assert (alone / model).read_bytes() == (forked / model).read_bytes(), model
 
 
-@pytest.mark.parametrize(("engine", "forks"), [("local", True), ("flower", False)])
-def test_runs_of_the_command_are_forked_where_they_do_without_flowers_engine(
-    engine, forks, tmp_path, runs, monkeypatch
-):
+@pytest.mark.parametrize("alone", [True, False])
+def test_runs_of_the_command_are_forked(alone, tmp_path, runs, monkeypatch):
     begun, loaded = [], []
 
     def fork(experiment, overrides, output, hooks):
@@ -53,9 +51,9 @@ def test_runs_of_the_command_are_forked_where_they_do_without_flowers_engine(
 
     monkeypatch.setattr(child, "load_for_forks", lambda: loaded.append(1) or True)
     monkeypatch.setattr(child, "fork", fork)
-    (tmp_path / "exp.toml").write_text(f'{EXPERIMENT}engine = "{engine}"\n')
-    asked = sweeps.SweepRequest(tmp_path / "exp.toml", [], tmp_path / "sweep", [1, 2], alone=True)
+    (tmp_path / "exp.toml").write_text(EXPERIMENT)
+    asked = sweeps.SweepRequest(tmp_path / "exp.toml", [], tmp_path / "sweep", [1, 2], alone=alone)
     outcome = sweeps.sweep(asked, terminal())
     assert [run.seed for run in outcome.finished] == [1, 2]
-    assert begun == ([(), ()] if forks else [])
-    assert bool(loaded) is forks
+    assert begun == ([(), ()] if alone else [])
+    assert bool(loaded) is alone

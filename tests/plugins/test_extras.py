@@ -49,7 +49,7 @@ OPTIONAL = {
     for extra, texts in PROJECT["project"]["optional-dependencies"].items()
 }
 IMPORTED_AS = {"grpcio": "grpc", "pillow": "PIL", "pycryptodome": "Crypto"}
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "ray": "flwr", "mlflow": "mlflow-skinny"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
 IMPORTED = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
 # Imports that nothing stands around: a function that runs before has looked, or the library comes with another one.
 LOOKED_BEFORE = {
@@ -117,7 +117,6 @@ USES = {
     "plotly": [told, lambda _: text_of(pages.library.__wrapped__)],
     "pandas": [told, lambda _: text_of(lambda: frame_of([], Summary))],
     "tensorboard": [told],
-    "ray": [lambda folder: told(folder, "engine=flower")],
     "datasets": [lambda _: text_of(import_datasets)],
     "huggingface_hub": [lambda _: text_of(lambda: _from_hub("somebody/model", "config.json"))],
     "torch_geometric": [lambda _: text_of(lambda: RecipFL(None, None))],

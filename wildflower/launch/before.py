@@ -49,8 +49,6 @@ def steps_of_start(config: RunConfig, run_dir: Path, deployment: Deployment | No
         steps.append(check_writers)
         if config.tracker:
             steps.append(partial(check_installed, config.tracker, f"tracker = {config.tracker!r}"))
-        if config.engine == "flower":
-            steps.append(partial(check_installed, "ray", "engine = 'flower'"))
     return [*steps, partial(check_population, config, deployment)]
 
 

@@ -138,8 +138,8 @@ def _why_not_fork() -> str:
     return ""
 
 
-def check_hooks(hooks: Sequence[RoundHook], engine: str) -> None:
-    """Raise SettingsError unless a run over this engine can have hooks that are objects of this process."""
+def check_hooks(hooks: Sequence[RoundHook]) -> None:
+    """Raise SettingsError unless a run can have hooks that are objects of this process."""
     from wildflower.rounds.hooks import RoundHook
 
     if not isinstance(hooks, list | tuple):
@@ -148,8 +148,6 @@ def check_hooks(hooks: Sequence[RoundHook], engine: str) -> None:
     for hook in hooks:
         if not isinstance(hook, RoundHook):
             raise SettingsError(f"hooks: {hook!r} is no value of a class of wildflower.rounds.hooks.RoundHook")
-    if hooks and engine != "local":
-        raise SettingsError(f"hooks: a run with engine = {engine!r} is no fork of this process: {in_a_file}")
     if hooks and (why := _why_not_fork()):
         raise SettingsError(f"hooks: {why}: {in_a_file}")
 

@@ -1,6 +1,5 @@
 """`wildflower run`: one experiment from start to report, watched through its journal."""
 
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,7 @@ from wildflower.launch.forked_server import local_server, prepare_to_fork, told_
 from wildflower.launch.showing import progress, summary_table
 from wildflower.launch.signing import sign
 from wildflower.launch.starting import loading_modules
-from wildflower.launch.superlink import FlowerError, SuperLink, connected, stop_signals_interrupt, superlink
+from wildflower.launch.superlink import FlowerError, SuperLink, connected, stop_signals_interrupt
 from wildflower.launch.terminal import say
 from wildflower.plugins.beside import APP
 from wildflower.plugins.extras import MissingExtraError
@@ -84,11 +83,10 @@ def _run(
         import wildflower.server_app.config  # noqa: F401  torch above all
 
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
-    local = deployment is None and config.engine == "local"
-    app_dir = _code_here(app_dir) if local else find_app(app_dir)
+    app_dir = _code_here(app_dir) if deployment is None else find_app(app_dir)
     for check in steps_of_start(config, run_dir, deployment):
         check()
-    if local:
+    if deployment is None:
         prepare_to_fork()
     with told_later() as said:
         built = check_buildable(config, hooks) if config.fleet else None
@@ -109,19 +107,21 @@ def _run(
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
     with _resume_hint(run_dir, config, console):
-        if local:
+        if deployment is None:
             assert built is not None
             with local_server(config, built, said, app_log) as server, shown() as show:
                 failure = follow_process(server, run_dir, show)
         else:
-            with _submitted(config, run_dir, app_dir, modules, deployment) as (flower, run_id), shown() as show:
+            with _submitted(config, app_dir, modules, deployment) as (flower, run_id), shown() as show:
                 failure = follow(flower, run_id, run_dir, app_log, show, app_log_start)
     log = log_since(app_log, app_log_start)
     if told := warnings_text(log, app_log, already=warnings):
         say(console, told, "Warning: ", "yellow")
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
-        failure = f"{'Its server' if local else 'Flower'} says that the run finished, but its summary.json does not"
+        failure = (
+            f"{'Flower' if deployment else 'Its server'} says that the run finished, but its summary.json does not"
+        )
     if failure is not None:
         own = summary.error if summary else None
         reason = last_traceback(log, app_dir, modules) or own or failure
@@ -129,8 +129,7 @@ def _run(
         if own and "\n" not in own and reason.endswith(own):
             reason = failure = own
         say(console, failure, "The run failed. ", "bold red")
-        logs = str(app_log) if deployment or local else f"{app_log} and {run_dir / 'superlink.log'}"
-        for text in ("" if reason == failure else reason, full_disk_text(run_dir), f"Logs: {logs}"):
+        for text in ("" if reason == failure else reason, full_disk_text(run_dir), f"Logs: {app_log}"):
             if text:
                 say(console, text)
         # What a run says in words before its first round or after its last one would come again. Some of it says how to
@@ -163,27 +162,22 @@ def _announce(console: Console, config: "RunConfig", deployment: Deployment | No
 
 @contextmanager
 def _submitted(
-    config: "RunConfig", run_dir: Path, app_dir: Path, modules: Mapping[str, Path], deployment: Deployment | None
+    config: "RunConfig", app_dir: Path, modules: Mapping[str, Path], deployment: Deployment
 ) -> Iterator[tuple[SuperLink, str]]:
-    """Hand a run to Flower, for the time of a `with` block: to a SuperLink of its own, or to that of a deployment."""
-    if deployment is None:
-        reached = superlink(run_dir / "superlink.log")
-    else:
-        reached = connected(deployment.address, deployment.root_certificates)
-    with reached as flower:
+    """Hand a run to the SuperLink of a deployment, for the time of a `with` block."""
+    with connected(deployment.address, deployment.root_certificates) as flower:
         config_file = flower.folder / "config.toml"
         config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
         app = app_dir
-        if modules or is_reference(config.strategy) or (deployment and deployment.sign):
+        if modules or is_reference(config.strategy) or deployment.sign:
             app = make_bundle(app_dir, flower.folder / "app", config.strategy, modules)
-        if deployment and deployment.sign:
+        if deployment.sign:
             sign(app, deployment.sign)
-        run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
+        run_id = flower.submit(app, config_file)
         try:
             yield flower, run_id
-        except KeyboardInterrupt:
-            if deployment is not None:  # its SuperLink would go on with a run that nobody follows any more
-                flower.stop(run_id)
+        except KeyboardInterrupt:  # its SuperLink would go on with a run that nobody follows any more
+            flower.stop(run_id)
             raise
 
 
@@ -200,8 +194,7 @@ def _code_here(app_dir: Path | None) -> Path:
     here = APP
     if app_dir is not None and app_dir.expanduser().resolve() != here:
         raise SettingsError(
-            f"--app {app_dir}: engine = 'local' runs the app of this installation; --set engine=flower hands that one "
-            "to Flower"
+            f"--app {app_dir}: simulations run the app of this installation; --superlink hands that one to real devices"
         )
     return here
 
@@ -216,21 +209,6 @@ def find_app(app_dir: Path | None) -> Path:
             else "this installation does not hold the app's pyproject.toml: name the project's folder with --app"
         )
     return found
-
-
-def simulation(workers: int) -> dict[str, int | float]:
-    """Flower's federation settings for that many workers: one CPU each, and an equal share of the GPUs."""
-    import torch
-
-    settings: dict[str, int | float] = {
-        "num-supernodes": workers,
-        "client-resources-num-cpus": 1,
-        # Ray starts a process per CPU it knows of: no more than there are nodes.
-        "init-args-num-cpus": workers,
-    }
-    if gpus := torch.cuda.device_count():
-        settings["client-resources-num-gpus"] = min(1.0, math.floor(10_000 * gpus / workers) / 10_000)
-    return settings
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from wildflower.launch.app_log import waiting_text
 from wildflower.launch.showing import Show
-from wildflower.launch.superlink import FlowerError, SuperLink, last_lines
+from wildflower.launch.superlink import FlowerError, SuperLink
 from wildflower.server_app.run_folder import is_held, read_rounds, read_summary
 from wildflower.server_app.run_records import RoundRecord
 
@@ -29,17 +29,12 @@ def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: S
     """
     journal = JournalWatch(run_dir)
     while True:
-        log_stream = flower.follow_log(run_id, app_log)
         over = False
-        while not over and not has_ended(log_stream.wait):
-            show.rounds(journal.rounds(), waiting_text(app_log, app_log_start))
-            if flower.process is not None and flower.process.poll() is not None:
-                break
-            over = journal.writer_was_killed() or journal.seconds_since_the_end() > LOG_SECONDS
+        with flower.follow_log(run_id, app_log) as log_stream:
+            while not over and not has_ended(log_stream.wait):
+                show.rounds(journal.rounds(), waiting_text(app_log, app_log_start))
+                over = journal.writer_was_killed() or journal.seconds_since_the_end() > LOG_SECONDS
         show.rounds(journal.rounds())
-        if flower.process is not None and flower.process.poll() is not None:
-            last = last_lines(run_dir / "superlink.log", 10)
-            return f"flower-superlink ended with code {flower.process.returncode}; its last lines:\n{last}"
         if over:  # Flower itself would notice after a minute, or where it cannot store anything never
             return _end_by_summary(run_dir)
         try:

@@ -178,7 +178,7 @@ def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
         if config.resume:
             check_resumable(folder, config.to_dict())
         check_population(config, None)
-    child.check_hooks(hooks, config.engine)
+    child.check_hooks(hooks)
     told = [ignored] if (ignored := config.ignored_text()) else []
     for text in told:
         warnings.warn(text, stacklevel=3)

@@ -106,7 +106,6 @@ class Planned:
         overrides: what makes it out of the experiment.
         seed: its seed.
         row: the name of its row; "" in a sweep without rows.
-        engine: over which it runs.
     """
 
     run_dir: Path
@@ -114,7 +113,6 @@ class Planned:
     overrides: tuple[str, ...]
     seed: int
     row: str
-    engine: str
 
     @property
     def name(self) -> str:
@@ -282,7 +280,7 @@ def plan(asked: SweepRequest) -> list[Planned]:
         unread_everywhere &= ignored
         read = {key: value for key, value in values.items() if key not in ignored and key != "run-name"}
         same = row.name, json.dumps(read)
-        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name, config.engine)
+        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name)
         place_of_same = place_of.get(same)
         if place_of_same is not None and _stage(run) <= _stage(planned[place_of_same]):
             continue  # it would be the same run again
@@ -361,14 +359,13 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
     """
     with beside(asked.experiment):
         planned = plan(asked)
-    for engine in {run.engine for run in planned}:
-        child.check_hooks(asked.hooks, engine)
+    child.check_hooks(asked.hooks)
     waiting = [run for run in planned if not _finished(run)]
     done = len(planned) - len(waiting)
     say(console, f"{len(planned)} runs in {asked.folder}, {done} of them finished")
     bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
     private_folder(asked.folder / SWEEP_LOGS)
-    forks = asked.alone and any(run.engine == "local" for run in waiting) and child.load_for_forks()
+    forks = asked.alone and bool(waiting) and child.load_for_forks()
     failed: dict[Planned, str] = {}
     running: list[Running] = []
     interrupted = False
@@ -413,7 +410,7 @@ def _finished(run: Planned) -> bool:
 def _start(asked: SweepRequest, run: Planned, forks: bool) -> Running:
     overrides = [*run.overrides, *(["resume=true"] if is_run(run.run_dir) else [])]
     log = asked.folder / SWEEP_LOGS / f"{run.name}.log"
-    process = child.begin(asked.experiment, overrides, log, asked.hooks, forks and run.engine == "local")
+    process = child.begin(asked.experiment, overrides, log, asked.hooks, forks)
     return Running(run, process, log, JournalWatch(run.run_dir))
 
 

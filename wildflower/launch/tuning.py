@@ -136,7 +136,7 @@ def tune(
     first = {key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()}
     with beside(experiment):  # before anything is written
         config = resolve(experiment, [*overrides, *as_overrides(first)], given_in="the search's settings").config
-    child.check_hooks(hooks, config.engine)
+    child.check_hooks(hooks)
     private_folder(folder / SWEEP_LOGS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(

@@ -16,7 +16,6 @@ EXTRAS = {
     "matplotlib": "figures",
     "optuna": "tune",
     "tensorboard": "server",
-    "ray": "flower",
     "datasets": "hub",
     "huggingface_hub": "hub",
     "torch_geometric": "recipfl",
