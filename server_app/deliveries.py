@@ -1,14 +1,16 @@
 """Models of a run on their way to its devices: by `wildflower deliver`, or every `delivery.every` rounds.
 
-`deliver/VERSION` holds a program for each tier, and `tiers.json`, which is written last; `deliver/newest` names the
-version that is to be delivered. It goes to the devices of a round once that is over, and by the command to all that are
-there. Nobody is waited for: answers are read after later rounds. `delivered.json` has what each device said. Where a
-method leaves personal models on devices, each makes the program of its own.
+`deliver/VERSION` holds a program for each tier, and `tiers.json`, which has the hash of each file; `deliver/newest`
+names the version that is to be delivered. A version is the round and a hash of what the programs are made from, because
+the bytes of a program differ from export to export. It goes to the devices of a round once that is over, and by the
+command to all that are there. Nobody is waited for: answers are read after later rounds. `delivered.json` has what each
+device said. Where a method leaves personal models on devices, each makes the program of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -27,7 +29,8 @@ from typing_extensions import override
 from wildflower.devices.validation import one_line
 from wildflower.messages.delivery import Delivered, Delivery, Version
 from wildflower.messages.error import MessageError
-from wildflower.messages.programs import ProgramFormat, facts_path
+from wildflower.messages.orders import Hex64
+from wildflower.messages.programs import LIBRARIES, ProgramFormat, facts_path
 from wildflower.messages.wire import DELIVERED_LIMITS, from_records, to_records
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
@@ -35,19 +38,23 @@ from wildflower.rounds.exchange import Failure, pull
 from wildflower.rounds.hooks import Round, RoundHook
 from wildflower.rounds.scores import evaluation_batch
 from wildflower.server_app.config import RunConfig
-from wildflower.server_app.export import export
-from wildflower.server_app.models import load_model, tiers_of
+from wildflower.server_app.export import export, facts_of
+from wildflower.server_app.journal import versions
+from wildflower.server_app.models import find_model, tiers_of
+from wildflower.server_app.run_folder import read_config
 from wildflower.server_app.whole_files import file_written_whole
 
 FOLDER, TIERS, NEWEST, ONLY, SAID = "deliver", "tiers.json", "newest", "only", "delivered.json"
 MESSAGE = "query.delivery"
 DEADLINE_SECONDS = 600.0
+_AGAIN = "wildflower deliver writes it again"
 
 
 class Programs(BaseModel):
     """The programs of a version by tier, each the name of a file beside; "" is the global model's.
 
-    There are none of a version of personal models.
+    There are none of a version of personal models. `sha256` has the hashes of programs and of the files with their
+    facts.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -55,6 +62,17 @@ class Programs(BaseModel):
     version: Version
     file_format: ProgramFormat
     tiers: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+\.(pt2|onnx|pte)$")]]
+    sha256: dict[str, Hex64]
+
+    def read(self, folder: Path, name: str) -> bytes:
+        """Return a file of this version; UserError where it is not what was written."""
+        try:
+            contents = (folder / name).read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {folder / name}: {error.strerror}. {_AGAIN}") from None
+        if hashlib.sha256(contents).hexdigest() != self.sha256.get(name):
+            raise UserError(f"{folder / name} is damaged: its sha256 is not the one in {TIERS}. {_AGAIN}")
+        return contents
 
 
 _ANSWERS = TypeAdapter(dict[int, Delivered])
@@ -63,45 +81,72 @@ _ANSWERS = TypeAdapter(dict[int, Delivered])
 def write_programs(run_dir: Path, file_format: ProgramFormat = "pt2") -> str:
     """Write the best models of a run as programs for its tiers, unless they are there. -> their version, now the
     newest."""
-    _, info = load_model(run_dir)
-    folder = run_dir / FOLDER / f".{os.getpid()}.part"
     files = {tier: f"{place}.{file_format}" for place, tier in enumerate(["", *tiers_of(run_dir)])}
-    digest = hashlib.sha256()
-    try:
-        for tier, name in files.items():
-            path = export(run_dir, file_format=file_format, tier=tier or None, out=folder / name)
-            digest.update(path.read_bytes())
-        return _as_newest(run_dir, folder, info.round, digest.hexdigest(), file_format, files)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    models = {tier: find_model(run_dir, tier=tier or None)[1] for tier in files}
+    made_from = {
+        "models": {
+            tier: [info.model.sha256, facts_of(info, file_format).model_dump()] for tier, info in models.items()
+        },
+        "modules": dict(read_config(run_dir).plugins),
+        "versions": {name: versions()[name] for name in ("wildflower", "torch")},
+        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES[file_format]},
+    }
+    return _as_newest(run_dir, models[""].round, json.dumps(made_from, sort_keys=True), file_format, files)
 
 
 def write_personal(run_dir: Path, round_number: int, file_format: ProgramFormat) -> str:
     """Let the personal models of a round be delivered. -> their version."""
-    folder = run_dir / FOLDER / f".{os.getpid()}.part"
-    folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(f"{run_dir.name} {round_number} {file_format}".encode()).hexdigest()
-    return _as_newest(run_dir, folder, round_number, digest, file_format, {})
+    return _as_newest(run_dir, round_number, f"{run_dir.name} {round_number} {file_format}", file_format, {})
 
 
 def _as_newest(
-    run_dir: Path, folder: Path, round_number: int, digest: str, file_format: ProgramFormat, files: dict[str, str]
+    run_dir: Path, round_number: int, made_from: str, file_format: ProgramFormat, files: dict[str, str]
 ) -> str:
-    version, before = f"{round_number}-{digest[:12]}", newest(run_dir)
-    place = run_dir / FOLDER / version
-    if not (place / TIERS).exists():
-        programs = Programs(version=version, file_format=file_format, tiers=files)
-        (folder / TIERS).write_text(programs.model_dump_json(indent=1))
-        os.replace(folder, place)
-    else:
-        shutil.rmtree(folder)
-    with file_written_whole(run_dir / FOLDER / NEWEST) as file:
+    """Write the programs of a version, unless they are there whole, and name it the newest."""
+    version = f"{round_number}-{hashlib.sha256(made_from.encode()).hexdigest()[:12]}"
+    place, pointer = run_dir / FOLDER / version, run_dir / FOLDER / NEWEST
+    if not _whole(place):
+        folder = run_dir / FOLDER / f".{os.getpid()}.part"
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            sha256 = {}
+            for tier, name in files.items():
+                path = export(run_dir, file_format=file_format, tier=tier or None, out=folder / name)
+                for written in (path, facts_path(path)):
+                    sha256[written.name] = hashlib.sha256(written.read_bytes()).hexdigest()
+            programs = Programs(version=version, file_format=file_format, tiers=files, sha256=sha256)
+            (folder / TIERS).write_text(programs.model_dump_json(indent=1))
+            shutil.rmtree(place, ignore_errors=True)
+            os.replace(folder, place)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    before = pointer.read_text() if pointer.exists() else ""
+    with file_written_whole(pointer) as file:
         file.write(version.encode())
     # The one before stays, because a run that goes on may be reading it.
     for older in run_dir.glob(f"{FOLDER}/[0-9]*"):
-        if older not in (place, before and before[0]):
+        if older.name not in (version, before):
             shutil.rmtree(older)
     return version
+
+
+def _whole(folder: Path) -> bool:
+    """Return whether a folder holds all files of a version as they were written."""
+    try:
+        programs = _programs(folder)
+        for name in programs.sha256:
+            programs.read(folder, name)
+    except UserError:
+        return False
+    return True
+
+
+def _programs(folder: Path) -> Programs:
+    """Return the programs of a version's folder; UserError where `tiers.json` is not what was written."""
+    try:
+        return Programs.model_validate_json((folder / TIERS).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{folder / TIERS} is not what was written: {one_line(str(error))}. {_AGAIN}") from None
 
 
 def newest(run_dir: Path) -> tuple[Path, Programs] | None:
@@ -110,11 +155,8 @@ def newest(run_dir: Path) -> tuple[Path, Programs] | None:
         version = (run_dir / FOLDER / NEWEST).read_text()
     except FileNotFoundError:
         return None
-    file = run_dir / FOLDER / version / TIERS
-    try:
-        return file.parent, Programs.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise UserError(f"{file} is not what wildflower deliver writes: {one_line(str(error))}") from None
+    folder = run_dir / FOLDER / version
+    return folder, _programs(folder)
 
 
 def read_delivered(run_dir: Path) -> dict[int, Delivered]:
@@ -180,7 +222,13 @@ class Deliveries(RoundHook):
                 time.sleep(self._engine.population.poll_seconds)
 
     def _send(self, grid: Grid, devices: Iterable[int]) -> None:
-        """Send the newest version to those of the devices that have not been sent it."""
+        """Send the newest version to those of the devices that have not been sent it; a damaged one to nobody."""
+        try:
+            self._send_newest(grid, devices)
+        except UserError as error:
+            log(WARNING, "No model is delivered: %s", one_line(str(error)))
+
+    def _send_newest(self, grid: Grid, devices: Iterable[int]) -> None:
         found = newest(self._run_dir)
         if found is None:
             return
@@ -209,10 +257,9 @@ class Deliveries(RoundHook):
             task=engine.settings.task,
         )
         if programs.tiers:
-            file = folder / (programs.tiers.get(engine.population.tier(device)) or programs.tiers[""])
-            program, facts = file.read_bytes(), json.loads(facts_path(file).read_bytes())
-            sha256 = hashlib.sha256(program).hexdigest()
-            return delivery.model_copy(update={"sha256": sha256, "facts": facts}), [program]
+            name = programs.tiers.get(engine.population.tier(device)) or programs.tiers[""]
+            program, facts = programs.read(folder, name), json.loads(programs.read(folder, f"{facts_path(Path(name))}"))
+            return delivery.model_copy(update={"sha256": programs.sha256[name], "facts": facts}), [program]
         keepers = engine.asking.keepers
         if not engine.method.has_model(device) or (keepers and device not in keepers):
             return None

@@ -215,6 +215,33 @@ def load_model(
 
     It maps prepared inputs (batch, *input shape) to logits (batch, classes); `ModelInfo.prepare` prepares them.
 
+    Raises:
+        ModelError: where the run has no such model, or its files are not what was written.
+    """
+    path, info = find_model(run_dir, which, tier, architecture)
+    saved = info.model
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error}") from error
+    if hashlib.sha256(data).hexdigest() != saved.sha256:
+        raise ModelError(f"{path} is not the file that was written: its sha256 is not the one in {FACTS}")
+    try:
+        with modules_of(Path(run_dir)):
+            module = network_of(saved.family, saved.architecture, data, saved.exits)
+            _check_same_modules(Path(run_dir), saved.family)
+    except PluginError as error:
+        raise ModelError(f"{run_dir} has a model of your own, which is not made again: {error}") from error
+    except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ModelError(f"{path} does not fit what {FACTS} says of it: {one_line(str(error))}") from error
+    return module, info
+
+
+def find_model(
+    run_dir: Path | str, which: Which = "best", tier: str | None = None, architecture: Architecture | None = None
+) -> tuple[Path, ModelInfo]:
+    """Return the file with the tensors of a model of a run, which is not read, and the model's facts.
+
     Args:
         which: of the best evaluation (the earliest of several), or of the newest. The best is that of the tier's own
             score where a tier is named, and else of the global model's, or the newest where none could score that.
@@ -222,7 +249,7 @@ def load_model(
         architecture: in place of a tier, the model of an architecture that was scored.
 
     Raises:
-        ModelError: where the run has no such model, or its files are not what was written.
+        ModelError: where the run has no such model.
     """
     if which not in ("best", "newest"):
         raise ModelError(f"which = {which!r}: a run has a 'best' and a 'newest' evaluation")
@@ -250,22 +277,7 @@ def load_model(
         has = f"there are {', '.join(tiers)}" if tiers else NO_TIERS
         missing = "global model, which could not be scored; of tiers" if tier is None else f"model of a tier {tier!r};"
         raise ModelError(f"{folder} holds no {missing} {has}")
-    path = folder / saved.file
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read the model {path}: {error}") from error
-    if hashlib.sha256(data).hexdigest() != saved.sha256:
-        raise ModelError(f"{path} is not the file that was written: its sha256 is not the one in {FACTS}")
-    try:
-        with modules_of(Path(run_dir)):
-            module = network_of(saved.family, saved.architecture, data, saved.exits)
-            _check_same_modules(Path(run_dir), saved.family)
-    except PluginError as error:
-        raise ModelError(f"{run_dir} has a model of your own, which is not made again: {error}") from error
-    except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{path} does not fit what {FACTS} says of it: {one_line(str(error))}") from error
-    return module, ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
+    return folder / saved.file, ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
 
 
 @contextmanager

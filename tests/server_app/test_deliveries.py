@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 
 from tests.cli.test_command import invoke
@@ -20,8 +21,10 @@ from wildflower.client_app.delivered import CURRENT, PREVIOUS, ModelFolderError,
 from wildflower.launch.experiment_file import write_toml
 from wildflower.messages.delivery import Delivery
 from wildflower.messages.programs import Facts
+from wildflower.server_app import deliveries
 from wildflower.server_app.app import run
 from wildflower.server_app.deliveries import NEWEST, newest, read_delivered, write_programs
+from wildflower.server_app.export import export
 
 PROGRAM = "model.pt2"
 HARDWARE = {"fleet": "", "devices": 2, "devices-per-round": 2, "rounds": 2, "evaluate-every": 1, "test-fraction": 0.25}
@@ -83,14 +86,6 @@ def test_each_device_uses_the_model_of_its_tier(delivered_run):
 
 
 @pytest.mark.thorough
-def test_nobody_is_sent_a_version_twice(delivered_run):
-    _, grid, config, _ = delivered_run
-    sent = len([m for m in grid.sent if m.metadata.message_type == "query.delivery"])
-    run(grid, config.model_copy(update={"resume": True}))
-    assert len([m for m in grid.sent if m.metadata.message_type == "query.delivery"]) == sent == 2
-
-
-@pytest.mark.thorough
 def test_a_worse_model_is_not_used(delivered_run, monkeypatch):
     run_dir, grid, config, first = delivered_run
     again = run_dir / "deliver" / "99-0123456789ab"
@@ -118,10 +113,11 @@ def test_a_program_that_cannot_be_read_is_not_used(delivered_run):
     run_dir, grid, config, first = delivered_run
     again = run_dir / "deliver" / "99-0123456789ab"
     shutil.copytree(run_dir / "deliver" / first, again)
-    programs = {"version": again.name, "file_format": "pt2", "tiers": {"": "0.pt2"}}
+    (again / "0.pt2").write_bytes(b"no program")
+    sha256 = {name: hashlib.sha256((again / name).read_bytes()).hexdigest() for name in ("0.pt2", "0.pt2.json")}
+    programs = {"version": again.name, "file_format": "pt2", "tiers": {"": "0.pt2"}, "sha256": sha256}
     (again / "tiers.json").write_text(json.dumps(programs))
     (run_dir / "deliver" / NEWEST).write_text(again.name)
-    (again / "0.pt2").write_bytes(b"no program")
     run(grid, config.model_copy(update={"resume": True}))
     answers = read_delivered(run_dir)
     assert [answer.used for answer in answers.values()] == [False, False]
@@ -177,13 +173,81 @@ def test_what_a_killed_process_left_is_in_nobodys_way(take, tmp_path):
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["1-aaaaaaaaaaaa", CURRENT]
 
 
-def test_the_same_models_are_written_once(delivered_run):
-    run_dir, _, _, version = delivered_run
-    (run_dir / "deliver" / "0-0123456789ab").mkdir()
-    (run_dir / "deliver" / "0-0123456789ab" / "tiers.json").write_text("of before")
+@pytest.fixture
+def exported(monkeypatch):
+    """The files that were exported since."""
+    files = []
+
+    def noted(run_dir, *, out, **options):
+        files.append(out.name)
+        return export(run_dir, out=out, **options)
+
+    monkeypatch.setattr(deliveries, "export", noted)
+    return files
+
+
+def brought(grid):
+    return len([m for m in grid.sent if m.metadata.message_type == "query.delivery"])
+
+
+def test_the_same_models_are_exported_and_sent_once(delivered_run, exported):
+    """Though two exports of a model seldom have the same bytes."""
+    run_dir, grid, config, version = delivered_run
+    before = run_dir / "deliver" / "0-0123456789ab"
+    before.mkdir()
+    (before / "tiers.json").write_text("of before")
     assert write_programs(run_dir) == version
+    assert exported == []
     assert newest(run_dir)[1].version == version
     assert sorted(path.name for path in (run_dir / "deliver").iterdir()) == [version, NEWEST]
+    run(grid, config.model_copy(update={"resume": True}))
+    assert brought(grid) == 2
+
+
+@pytest.mark.thorough
+def test_a_changed_weight_or_exporter_makes_a_new_version(delivered_run, exported, monkeypatch):
+    run_dir, grid, config, version = delivered_run
+    folder = run_dir / "models" / "best"
+    facts = json.loads((folder / "models.json").read_text())
+    [saved] = [model for model in facts["models"] if model["is_global"]]
+    weights = safetensors.torch.load((folder / saved["file"]).read_bytes())
+    name = next(iter(weights))
+    weights[name].view(-1)[0] += 1
+    data = safetensors.torch.save(weights)
+    (folder / saved["file"]).unlink()  # other folders have the same file
+    (folder / saved["file"]).write_bytes(data)
+    saved["sha256"] = hashlib.sha256(data).hexdigest()
+    (folder / "models.json").write_text(json.dumps(facts))
+    changed = write_programs(run_dir)
+    assert changed != version
+    assert "0.pt2" in exported
+    program = torch.export.load(newest(run_dir)[0] / "0.pt2")
+    assert any(torch.equal(value, weights[name]) for value in program.state_dict.values())
+    run(grid, config.model_copy(update={"resume": True}))
+    assert brought(grid) == 4
+    monkeypatch.setattr(deliveries, "versions", lambda: {"wildflower": "0.1.0", "torch": "0.0.1"})
+    assert write_programs(run_dir) not in (version, changed)
+
+
+@pytest.mark.thorough
+def test_a_damaged_file_of_a_version_is_neither_kept_nor_sent(delivered_run, exported, caplog):
+    run_dir, grid, config, version = delivered_run
+    again = config.model_copy(update={"resume": True})
+    for name, gone in (("1.pt2", False), ("1.pt2.json", False), ("1.pt2", True), ("tiers.json", False)):
+        exported.clear(), caplog.clear()
+        file, sent = run_dir / "deliver" / version / name, brought(grid)
+        half = file.read_bytes()[: file.stat().st_size // 2]
+        file.unlink() if gone else file.write_bytes(half)
+        (run_dir / "delivered.json").unlink()  # as if the devices had not been there
+        run(grid, again)
+        assert brought(grid) == sent
+        assert f"{file}" in caplog.text
+        assert "wildflower deliver writes it again" in caplog.text
+        assert write_programs(run_dir) == version
+        assert exported == ["0.pt2", "1.pt2"]
+        run(grid, again)
+        assert brought(grid) == sent + 2
+        assert all(answer.used for answer in read_delivered(run_dir).values())
 
 
 def test_a_run_that_has_not_ended_is_not_taken_up_by_the_command(tmp_path):
