@@ -1,17 +1,12 @@
-"""report.html: one self-contained page about a run, made from its journal alone; and its data as CSV files."""
+"""report.html: one self-contained page about a run, made from its journal alone."""
 
-import csv
-import io
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from wildflower.server_app.activity import MISSED, Activity, gather_activity
 from wildflower.server_app.config import RunConfig, descriptions
-from wildflower.server_app.label_spread import Labels, read_labels
+from wildflower.server_app.label_spread import read_labels
 from wildflower.server_app.ledger import spent
 from wildflower.server_app.model_map import keep_newest, model_map
 from wildflower.server_app.pages import (
@@ -28,21 +23,20 @@ from wildflower.server_app.pages import (
 )
 from wildflower.server_app.report_devices import device_blocks
 from wildflower.server_app.report_lines import cost_charts, device_charts, own_charts, score_charts
-from wildflower.server_app.report_maps import LABELS, architecture_charts, label_chart, map_chart, score_maps
+from wildflower.server_app.report_maps import architecture_charts, label_chart, map_chart, score_maps
 from wildflower.server_app.report_text import baseline_of, in_short
 from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
-from wildflower.server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, RunFile, Summary, flat
+from wildflower.server_app.run_records import DeviceRecord, RoundRecord, RunFile, Summary
 from wildflower.server_app.summary import WHOLE, global_model, summarize
-from wildflower.server_app.tables import TextTable, frame_of
+from wildflower.server_app.tables import TextTable
 from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.server_app.whole_files import file_written_whole
 
-DATA, DEVICES, MODELS = "rounds.csv", "devices.csv", "models.csv"
 HOW_TO_READ = "Drag over a chart to zoom, double-click to see all of it again, click a name to hide its line."
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write report.html and its data as CSV in a run's folder, beside and then renamed; the path of the page.
+    """Write report.html in a run's folder, beside and then renamed; the path of the page.
 
     The run need not have ended.
 
@@ -53,10 +47,8 @@ def write_report(run_dir: Path) -> Path:
     spent(run_dir, rounds)
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     labels = read_labels(run_dir)
-    with file_written_whole(run_dir / DEVICES) as devices, file_written_whole(run_dir / MODELS) as models:
-        newest: list[DeviceRecord] = []
-        records = keep_newest(_devices_csv(read_devices(run_dir), len(rounds), devices), len(rounds), newest)
-        fleet = gather_activity(_models_csv(records, len(rounds), models), rounds=len(rounds))
+    newest: list[DeviceRecord] = []
+    fleet = gather_activity(keep_newest(read_devices(run_dir), len(rounds), newest), rounds=len(rounds))
     if labels is not None:
         fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
     whole, baseline = global_model(run_dir, content.config), baseline_of(summary, labels)
@@ -74,61 +66,11 @@ def write_report(run_dir: Path) -> Path:
         *_configuration(content),
         *words_table(_words(summary, whole=whole)),
     ]
-    if rounds:
-        with file_written_whole(run_dir / DATA) as file:
-            file.write(rounds_csv(rounds).encode())
-    if labels is not None:
-        with file_written_whole(run_dir / LABELS) as file:
-            file.write(labels_csv(labels).encode())
     path = run_dir / "report.html"
     name = run_dir.resolve().name
     with file_written_whole(path) as file:
         file.write(page(f"{name} - Wildflower", name, blocks, summary.status).encode())
     return path
-
-
-def rounds_csv(rounds: Sequence[RoundRecord]) -> str:
-    """Return every round as a line, with a column per tier, exit and part of the server's work."""
-    return frame_of(rounds, RoundRecord).astype(object).to_csv(index=False, lineterminator="\n")
-
-
-def labels_csv(labels: Labels) -> str:
-    """Return how many training examples of each class a device has: a line per device, a column per class."""
-    of_devices = enumerate(zip(labels.tiers, labels.counts, strict=True))
-    rows = [[str(device), tier, *map(str, counts)] for device, (tier, counts) in of_devices]
-    return TextTable("Labels", ["device", "tier", *labels.classes], rows).csv()
-
-
-def _devices_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) -> Iterator[DeviceRecord]:
-    """Pass device records on, and write each as a line; its architecture is JSON, its budget a column per part."""
-    budget = [f"budget.{part}" for part in BudgetRecord.model_fields]
-    columns = [c for name in DeviceRecord.model_fields for c in (budget if name == "budget" else [name])]
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        if record.round <= rounds:
-            values = flat(record.model_dump(), whole=("architecture",))
-            if record.architecture is not None:
-                values["architecture"] = json.dumps(record.architecture)
-            writer.writerow(values)
-        yield record
-    text.detach()
-
-
-def _models_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) -> Iterator[DeviceRecord]:
-    """Pass device records on, and write which models each tier trained in each round, one round at a time."""
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["round", "tier", "parameters", "trained"])
-    for number, of_round in groupby(records, lambda record: record.round):
-        counts: Counter[tuple[str, int]] = Counter()
-        for record in of_round:
-            if number <= rounds and record.outcome_word == "trained" and record.parameters is not None:
-                counts[record.tier or "unknown", record.parameters] += 1
-            yield record
-        writer.writerows([number, *model, count] for model, count in sorted(counts.items()))
-    text.detach()
 
 
 def _lead(config: dict[str, Any]) -> Paragraph:
@@ -212,13 +154,7 @@ def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
         Heading("Who trained what"),
         Charts([*device_charts(rounds), *architecture_charts(activity), *map_chart(activity)]),
         *own_charts(rounds),
-        Data(
-            [
-                (DATA, "every round"),
-                (MODELS, "models that were trained"),
-                (DEVICES, "every device of every round"),
-            ]
-        ),
+        Data([("rounds.jsonl", "every round"), ("devices.jsonl", "every device of every round")]),
     ]
 
 

@@ -7,13 +7,12 @@ import numpy as np
 
 from wildflower.server_app.activity import MAX_CELLS, MAX_COLUMNS, MAX_DEVICES, MISSED, OUTCOMES, Activity, Tally
 from wildflower.server_app.charts import Chart, bar_chart, cell_chart
-from wildflower.server_app.label_spread import Labels
+from wildflower.server_app.label_spread import FILE, Labels
 from wildflower.server_app.pages import Block, Charts, Data, Heading
 from wildflower.server_app.run_records import RoundRecord
 from wildflower.server_app.units import Format, percent, plain, score_format
 
 SHADES = 6  # of sizes, as defined in the page's style
-LABELS = "labels.csv"
 
 
 def score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str], *, whole: str) -> list[Chart]:
@@ -148,7 +147,7 @@ def label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
     )
     counted = _first_of(len(labels.counts), labels.devices)
     data = f"examples by device and class{f' ({counted})' if counted else ''}"
-    return [Heading("What devices have"), Charts([chart]), Data([(LABELS, data)])]
+    return [Heading("What devices have"), Charts([chart]), Data([(FILE, data)])]
 
 
 def _first_of(shown: int, all_there_are: int) -> str:

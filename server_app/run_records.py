@@ -135,6 +135,8 @@ class RoundRecord(Record):
         return scale_of(self.metric, self.higher_is_better)
 
 
+NO_FIGURES = {"round", "strategy", "task", "metric", "higher_is_better", "worst_device", "device_lines"}
+NO_FIGURES |= {"accuracy_by_class", "score_by_device", "personal_score_by_device"}  # each would be many
 TRAFFIC = [name for name in RoundRecord.model_fields if name.endswith(("_bytes_down", "_bytes_up"))]
 
 
@@ -247,54 +249,24 @@ class Summary(Record):
 
 
 def scalars_of(record: RoundRecord) -> dict[str, float | None]:
-    """The figures of a round by the names that TensorBoard and trackers show them under."""
-    scalars: dict[str, float | None] = {
-        f"delivered_{record.metric}": record.delivered_score,
-        record.metric: record.score,
-        "loss": record.loss,
-        "epsilon": record.epsilon,
-        f"personal_{record.metric}": record.personal_score,
-        "bytes/training_down": record.training_bytes_down,
-        "bytes/training_up": record.training_bytes_up,
-        "bytes/statistics_down": record.statistics_bytes_down,
-        "bytes/statistics_up": record.statistics_bytes_up,
-        "bytes/scoring_down": record.scoring_bytes_down,
-        "utilisation/memory": record.memory_utilisation,
-        "utilisation/bandwidth": record.bandwidth_utilisation,
-        "devices/sampled": record.devices_sampled,
-        "devices/replied": record.devices_replied,
-        "devices/failed": record.devices_failed,
-        "devices/refused": record.devices_refused,
-        "devices/bounded": record.devices_bounded,
-        "devices/state_lost": record.devices_state_lost,
-        "devices/below_smallest": record.devices_below_smallest,
-        "architectures": record.distinct_architectures,
-        "seconds/simulated": record.simulated_seconds,
-        "seconds/wall": record.wall_seconds,
-        "server/peak_rss_bytes": record.server_peak_rss_bytes,
-    }
-    metric, by_tier, by_exit = record.metric, record.score_by_tier or {}, record.score_by_exit or []
-    scalars |= {f"{metric}_by_tier/{tier}": value for tier, value in by_tier.items()}
-    delivered = record.delivered_score_by_tier or {}
-    scalars |= {f"delivered_{metric}_by_tier/{tier}": value for tier, value in delivered.items()}
-    scalars |= {f"{metric}_by_exit/{number}": value for number, value in enumerate(by_exit, start=1)}
-    personal = record.personal_score_by_tier or {}
-    scalars |= {f"personal_{metric}_by_tier/{tier}": value for tier, value in personal.items()}
-    beside = record.personal_score_by_network or {}
-    scalars |= {f"personal_{metric}_by_network/{name}": value for name, value in beside.items()}
-    scalars |= {f"metrics/{name}": value for name, value in record.metrics.items()}
-    scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.items()}
-    return scalars
+    """The figures of a round by the names that TensorBoard and trackers show them under.
+
+    They are the names of the fields, with the name of the metric for "score".
+    """
+    found: dict[str, float | None] = {}
+    for name, value in record.model_dump(exclude=NO_FIGURES).items():
+        found |= flat({name.replace("score", record.metric): value}, between="/")
+    return found
 
 
-def flat(record: Mapping[str, Any], whole: Iterable[str] = ()) -> dict[str, Any]:
+def flat(record: Mapping[str, Any], whole: Iterable[str] = (), between: str = ".") -> dict[str, Any]:
     """A record with an entry per part of its dicts and lists, which count from 1; the `whole` ones stay as they are."""
     found: dict[str, Any] = {}
     for key, value in record.items():
         if key not in whole and isinstance(value, dict):
-            found |= {f"{key}.{part}": entry for part, entry in value.items()}
+            found |= {f"{key}{between}{part}": entry for part, entry in value.items()}
         elif key not in whole and isinstance(value, list):
-            found |= {f"{key}.{number}": entry for number, entry in enumerate(value, start=1)}
+            found |= {f"{key}{between}{number}": entry for number, entry in enumerate(value, start=1)}
         else:
             found[key] = value
     return found

@@ -57,7 +57,6 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     "all-small": {"strategy": "fedavg", "fedavg.use": "all-small"},
     "exclusive": {"strategy": "fedavg", "fedavg.use": "exclusive"},
     "fedprox": {"strategy": "fedprox", "fedprox.mu": 0.1},
-    "anycostfl compressed": {"strategy": "anycostfl", "anycostfl.beta": 0.1},
     "heterofl dynamic": {"strategy": "heterofl", "heterofl.dynamic": True},
     "hypemefed": {
         "strategy": "hypemefed",

@@ -127,7 +127,7 @@ def test_the_number_of_workers_changes_no_bit(tmp_path):
         {"strategy": "heterofl"},
         {"strategy": "fedrolex", "schedule.kind": "cosine"},
         {"strategy": "one-model", "wire": "int8"},
-        {"strategy": "anycostfl", "anycostfl.beta": 1.0},
+        {"strategy": "anycostfl"},
         {"strategy": "fedavg", "fedavg.use": "affordable", "both-models": True, "freeze": "block1"},
     ],
     ids=lambda changes: changes["strategy"],
@@ -159,7 +159,7 @@ def test_a_resumed_run_goes_on_with_the_devices_at_work(tmp_path, changes):
 
 
 def test_channels_that_follow_from_the_model_stay_those_that_a_device_was_sent(tmp_path):
-    changes = {"strategy": "anycostfl", "anycostfl.beta": 1.0, "learning-rate": 1.0}
+    changes = {"strategy": "anycostfl", "learning-rate": 1.0}
     states = []
     for resumed in (False, True):
         config = buffered(tmp_path, output_dir=str(tmp_path / str(resumed)), **changes)

@@ -68,18 +68,14 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert run_dir == tmp_path / "runs" / "small"
     assert {path.name for path in run_dir.iterdir()} == {
         "config.json",
-        "rounds.csv",
         "rounds.jsonl",
         "devices.jsonl",
         "checkpoint",
         "models",
         "summary.json",
         "report.html",
-        "devices.csv",
         "labels.json",
-        "labels.csv",
         "model.json",
-        "models.csv",
         "tensorboard",
     }
     summary = read_summary(run_dir)

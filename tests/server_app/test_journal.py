@@ -164,11 +164,11 @@ def test_tensorboard_scalars_after_a_resume_have_every_round_once(tmp_path):
         "accuracy",
         "loss",
         "accuracy_by_tier/small",
-        "bytes/scoring_down",
-        "seconds/simulated",
-        "seconds/wall",
+        "scoring_bytes_down",
+        "simulated_seconds",
+        "wall_seconds",
     } <= set(events.Tags()["scalars"])
-    assert "utilisation/bandwidth" not in events.Tags()["scalars"]  # it was None in every round
+    assert "bandwidth_utilisation" not in events.Tags()["scalars"]  # it was None in every round
     by_round = [(event.step, round(event.value, 4)) for event in events.Scalars("accuracy")]
     assert by_round == [(1, 0.1), (2, 0.75)]
 

@@ -1,5 +1,4 @@
 import base64
-import csv
 import html
 import io
 import json
@@ -21,8 +20,9 @@ from wildflower.server_app.label_spread import Labels
 from wildflower.server_app.report import write_report
 from wildflower.server_app.report_maps import Shades
 from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
-from wildflower.server_app.run_records import DeviceRecord
+from wildflower.server_app.run_records import DeviceRecord, RoundRecord
 from wildflower.server_app.summary import global_model
+from wildflower.server_app.tables import frame_of
 from wildflower.server_app.units import percent
 from wildflower.strategies.heterofl import HeteroFL
 from wildflower.strategies.local import LocalOnly
@@ -84,27 +84,6 @@ def test_models_of_near_sizes_are_told_apart(tmp_path):
     shown = charts_of((tmp_path / "report.html").read_text())["Trained models by size"]
     assert shown.names == ["1,626,442 parameters", "1,631,007 parameters"]
     assert [trace["y"] for trace in shown.traces] == [[1], [1]]
-    lines = (tmp_path / "models.csv").read_text().splitlines()
-    assert lines == ["round,tier,parameters,trained", "1,small,1626442,1", "1,small,1631007,1"]
-
-
-def test_devices_of_every_finished_round_are_lines_of_a_table(tmp_path):
-    journal = Journal.open(tmp_path, CONFIG, resume=False)
-    trained = a_device(1, 3, architecture={"width": 0.5, "depths": [1, 2]})
-    journal.write_round(a_round(1), [trained, a_device(1, 4, budget=None, outcome='failed: a, "b"')])
-    journal.finish("finished")
-    first, second = csv.DictReader((tmp_path / "devices.csv").open())
-    assert json.loads(first["architecture"]) == {"width": 0.5, "depths": [1, 2]}
-    assert (first["device"], first["outcome"]) == ("3", "trained")
-    assert first["budget.memory_bytes"] == str(trained["budget"]["memory_bytes"])
-    assert (second["budget.memory_bytes"], second["outcome"]) == ("", 'failed: a, "b"')
-
-
-def test_without_devices_their_table_has_its_heads_alone(tmp_path):
-    Journal.open(tmp_path, CONFIG, resume=False)
-    write_report(tmp_path)
-    (line,) = (tmp_path / "devices.csv").read_text().splitlines()
-    assert line.startswith("device,node,round,tier,architecture,")
 
 
 def test_the_page_says_what_happened_whether_that_is_good_and_what_to_try(tmp_path):
@@ -248,9 +227,6 @@ def test_classes_and_devices_over_time(tmp_path):
     assert devices["y"] == ["0 (small)", "7"]
     assert devices["text"][1][1] == "device 7, round 3: 50 %"
     assert charts["Personal accuracy: device by round"].traces[0]["text"] == [["device 7, round 3: 75 %"]]
-    first, second, _ = csv.DictReader((tmp_path / "rounds.csv").open())
-    assert (first["accuracy_by_class.cat"], first["score_by_device.7"]) == ("0.25", "0.5")
-    assert second["accuracy_by_class.cat"] == ""
 
 
 def test_of_many_evaluations_some_are_shown_the_last_among_them(monkeypatch):
@@ -279,11 +255,11 @@ def test_every_round_is_a_line_of_the_data(tmp_path):
     journal.write_round(a_round(1, score=None, delivered_score_by_tier=None), [])
     journal.write_round(a_round(2, delivered_score_by_tier={"a, b": 0.5}), [])
     journal.finish("finished")
-    first, second = csv.DictReader((tmp_path / "rounds.csv").open())
-    assert (first["round"], first["score"], first["delivered_score_by_tier.a, b"]) == ("1", "", "")
-    assert (second["score"], second["delivered_score_by_tier.a, b"]) == ("0.2", "0.5")
-    assert second["server_seconds.finish"] == "0.1"
-    assert "delivered_score_by_tier" not in first
+    frame = frame_of(read_rounds(tmp_path), RoundRecord)
+    assert frame["score"].isna().tolist() == [True, False]
+    assert frame["delivered_score_by_tier.a, b"].tolist()[1] == 0.5
+    assert frame["server_seconds.finish"].tolist()[1] == 0.1
+    assert "delivered_score_by_tier" not in frame
 
 
 def test_exits_and_personal_accuracy_have_their_charts(tmp_path):
@@ -504,5 +480,5 @@ def test_a_part_whose_name_begins_with_another_ones_keeps_both_columns(tmp_path)
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     journal.write_round(a_round(1, delivered_score_by_tier={"pi": 0.5, "pi.4": 0.75}), [])
     journal.finish("finished")
-    [row] = csv.DictReader((tmp_path / "rounds.csv").open())
-    assert (row["delivered_score_by_tier.pi"], row["delivered_score_by_tier.pi.4"]) == ("0.5", "0.75")
+    [row] = frame_of(read_rounds(tmp_path), RoundRecord).to_dict("records")
+    assert (row["delivered_score_by_tier.pi"], row["delivered_score_by_tier.pi.4"]) == (0.5, 0.75)

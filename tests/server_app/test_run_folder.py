@@ -59,7 +59,7 @@ def test_what_a_run_leaves_only_its_user_can_read(umask, tmp_path):
     found = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
     names = {path.name for path in found}
     assert {"rounds.jsonl", "state.json", "state.safetensors", "tensorboard", "models.json", "report.html"} <= names
-    assert {"device-state", "labels.json", "rounds.csv", "ledger.jsonl"} <= names
+    assert {"device-state", "labels.json", "ledger.jsonl"} <= names
     open_to_others = [path for path, mode in found.items() if mode != (0o700 if path.is_dir() else 0o600)]
     assert not open_to_others
     assert (

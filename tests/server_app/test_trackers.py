@@ -98,7 +98,7 @@ def test_mlflow_has_a_runs_settings_and_rounds(mlflow, tmp_path):
     metrics = {name: (value, step) for name, value, step in run.metrics}
     assert metrics["delivered_accuracy"] == (0.08, 1)
     assert metrics["accuracy_by_tier/a_b"] == (0.5, 1)
-    assert metrics["bytes/training_down"] == (1000, 1)
+    assert metrics["training_bytes_down"] == (1000, 1)
     assert not {"loss", "epsilon"} & metrics.keys()
 
 
