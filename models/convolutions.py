@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from typing_extensions import override
 
-from wildflower.models.cost import CHANNEL_BLOCK, FLOAT_BYTES, Convolution, Footprint, Shape, blocked
+from wildflower.models.cost import FLOAT_BYTES, Convolution, Footprint, Shape, backward_copies, blocked, forward_copies
 from wildflower.models.layers import Channels, Layer, TensorSpec, spec
 from wildflower.models.placement import Axis, Window
 
@@ -55,38 +55,18 @@ class Conv(Layer):
 
     @override
     def footprint(self, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
-        inputs, outputs = shape[0], result_shape[0]
-        positions, result_positions = math.prod(shape[1:]), math.prod(result_shape[1:])
-        taps = self.kernel**self.dimensions
-        weight = inputs * outputs * taps
-        parameters = weight + (outputs if self.bias else 0)
-        result = FLOAT_BYTES * batch_size * outputs * result_positions
-        gradient = 0 if first else FLOAT_BYTES * batch_size * inputs * positions
-
-        blocked_inputs, blocked_outputs = blocked(inputs), blocked(outputs)
-        input_copy = FLOAT_BYTES * batch_size * blocked_inputs * positions
-        result_copy = FLOAT_BYTES * batch_size * blocked_outputs * result_positions
-        weight_copy = FLOAT_BYTES * blocked_inputs * blocked_outputs * taps
-        # Few input channels are read as they are: in the forward pass below one block, for the weight's
-        # gradient images.
-        read_copy = 0 if inputs < CHANNEL_BLOCK else input_copy
-        image_copy = 0 if inputs <= 3 else input_copy
-        backward_phases = [
-            gradient + image_copy + result_copy + weight_copy,  # the weight's gradient
-            gradient + weight_copy + FLOAT_BYTES * parameters,
-        ]
-        if not first:  # the input's gradient; that of a strided convolution goes through two more layouts
-            layouts = 3 * gradient if self.stride > 1 else input_copy + gradient
-            backward_phases += [result_copy + weight_copy + input_copy, layouts]
+        read, made = (batch_size, *shape), (batch_size, *result_shape)
+        sizes = (result_shape[0], shape[0], *[self.kernel] * self.dimensions)
+        weight = math.prod(sizes)
         return Footprint(
-            result=result,
+            result=FLOAT_BYTES * math.prod(made),
             saves_input=True,
-            forward_peak=max(read_copy + weight_copy + result_copy, result_copy + result),
-            gradient=gradient,
-            backward_peak=max(backward_phases),
-            parameters=parameters,
+            forward_peak=forward_copies(read, sizes, made),
+            gradient=0 if first else FLOAT_BYTES * math.prod(read),
+            backward_peak=backward_copies(made, read, sizes, strided=self.stride > 1, first=first, bias=self.bias),
+            parameters=weight + (result_shape[0] if self.bias else 0),
             largest_parameter=weight,
-            macs=weight * result_positions,
+            macs=weight * math.prod(result_shape[1:]),
         )
 
     @override

@@ -21,6 +21,7 @@ that is the same for all architectures, and it is taken before a device reports 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -174,3 +175,39 @@ def table_footprint(weight: int, result_shape: Shape, batch_size: int) -> Footpr
 def blocked(channels: int) -> int:
     """Return the number of channels in whole blocks of oneDNN's layouts."""
     return -(-channels // CHANNEL_BLOCK) * CHANNEL_BLOCK
+
+
+def _blocked_bytes(shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor whose channels, its second dimension, lie in blocks."""
+    return FLOAT_BYTES * shape[0] * blocked(shape[1]) * prod(shape[2:])
+
+
+def _blocked_weight_bytes(weight: Sequence[int]) -> int:
+    return _blocked_bytes((blocked(weight[0]), *weight[1:]))
+
+
+def forward_copies(inputs: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> int:
+    """Return the bytes that a convolution of these shapes holds while it runs forward, its result included."""
+    # Few input channels are read as they are: in the forward pass below one block, for the weight's gradient images.
+    read = 0 if inputs[1] < CHANNEL_BLOCK else _blocked_bytes(inputs)
+    copy = _blocked_bytes(result)
+    return max(read + _blocked_weight_bytes(weight) + copy, copy + FLOAT_BYTES * prod(result))
+
+
+def backward_copies(
+    result: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *, strided: bool, first: bool, bias: bool
+) -> int:
+    """Return the bytes that a convolution holds while it runs backward, the gradients that it returns included.
+
+    first: no gradient of its input is asked for.
+    """
+    gradient = 0 if first else FLOAT_BYTES * prod(inputs)
+    image = 0 if inputs[1] <= 3 else _blocked_bytes(inputs)
+    weight_copy = _blocked_weight_bytes(weight)
+    copies = _blocked_bytes(result) + weight_copy
+    parameters = prod(weight) + bias * weight[0]
+    phases = [gradient + image + copies, gradient + weight_copy + FLOAT_BYTES * parameters]  # the weight's gradient
+    if not first:  # the input's gradient; that of a strided convolution goes through two more layouts
+        layouts = 3 * gradient if strided else _blocked_bytes(inputs) + gradient
+        phases += [copies + _blocked_bytes(inputs), layouts]
+    return max(phases)

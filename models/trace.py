@@ -32,7 +32,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from wildflower.models.any_network import changed_input
-from wildflower.models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost, blocked
+from wildflower.models.cost import (
+    CONVOLUTION_KERNEL_BYTES,
+    FLOAT_BYTES,
+    OPTIMIZERS,
+    Convolution,
+    Cost,
+    backward_copies,
+    blocked,
+    forward_copies,
+)
 from wildflower.models.network import Network
 from wildflower.models.skeleton import parameters_without_memory
 from wildflower.plugins.draws import same_draws
@@ -322,7 +331,7 @@ class Storages(TorchDispatchMode):
                 self.hold(tensor)
         if (inside := memory_inside(func, args, result)) is not None:
             counted, tensors = inside
-            self.peak_bytes = max(self.peak_bytes, before + counted(*tensors))
+            self.peak_bytes = max(self.peak_bytes, before + counted(*[tensor.shape for tensor in tensors]))
         if func is aten.convolution.default:
             self.convolutions.add((tuple(args[0].shape[1:]), tuple(result.shape[1:]), args[1].shape[-1]))
         return result
@@ -345,40 +354,18 @@ class Storages(TorchDispatchMode):
 
 
 def memory_inside(func: Any, args: Any, result: Any) -> tuple[Callable[..., int], Sequence[Tensor]] | None:
-    """Return what counts the bytes that an operator holds while it runs, and of which tensors; None for most."""
+    """Return what counts the bytes that an operator holds while it runs by shapes, and of which tensors; None for most.
+
+    Entries have the size of a float.
+    """
     if func is aten.convolution.default:
         return forward_copies, (args[0], args[1], result)
     if func is aten.convolution_backward.default:
-        return partial(backward_copies, strided=max(args[4]) > 1, first=not args[10][0]), args[:3]
+        needs_input, _, bias = args[10]
+        return partial(backward_copies, strided=max(args[4]) > 1, first=not needs_input, bias=bias), args[:3]
     if func is aten.mkldnn_rnn_layer_backward.default:
         return recurrent_copies, (args[0], args[7])
     return None
-
-
-def _blocked(tensor: Tensor) -> int:
-    """Bytes of a tensor whose channels lie in blocks."""
-    return tensor.itemsize * tensor.shape[0] * blocked(tensor.shape[1]) * math.prod(tensor.shape[2:])
-
-
-def _blocked_weight(weight: Tensor) -> int:
-    return _blocked(weight) // weight.shape[0] * blocked(weight.shape[0])
-
-
-def forward_copies(inputs: Tensor, weight: Tensor, result: Tensor) -> int:
-    """Return what a convolution holds while it runs forward, its result included."""
-    read = 0 if inputs.shape[1] < CHANNEL_BLOCK else _blocked(inputs)
-    return max(read + _blocked_weight(weight) + _blocked(result), _blocked(result) + result.nbytes)
-
-
-def backward_copies(gradient: Tensor, inputs: Tensor, weight: Tensor, *, strided: bool, first: bool) -> int:
-    """Return what a convolution holds while it runs backward, the gradients that it returns included."""
-    passed = 0 if first else inputs.nbytes
-    image = 0 if inputs.shape[1] <= 3 else _blocked(inputs)
-    copies = _blocked(gradient) + _blocked_weight(weight)
-    phases = [passed + image + copies, passed + _blocked_weight(weight) + weight.nbytes]
-    if not first:
-        phases += [copies + _blocked(inputs), 3 * passed if strided else _blocked(inputs) + passed]
-    return max(phases)
 
 
 def recurrent_workspace(states: Tensor) -> int:
@@ -390,11 +377,11 @@ def recurrent_workspace(states: Tensor) -> int:
     return states.nbytes // steps * (4 * steps + 2 * (steps + 1))
 
 
-def recurrent_copies(inputs: Tensor, states: Tensor) -> int:
+def recurrent_copies(inputs: Sequence[int], states: Sequence[int]) -> int:
     """Return what an LSTM's layer holds while it runs backward, the gradient of its inputs included.
 
     The rest of its workspace, in which rows are blocks, and gradients of gates; measured with oneDNN 3.12.
     """
-    steps, examples, hidden = states.shape
-    rows = 3 * blocked(max(inputs.shape[2], hidden)) + blocked(hidden)
-    return inputs.nbytes + states.itemsize * examples * (steps * 4 * hidden + (steps + 1) * rows)
+    steps, examples, hidden = states
+    rows = 3 * blocked(max(inputs[2], hidden)) + blocked(hidden)
+    return FLOAT_BYTES * (math.prod(inputs) + examples * (steps * 4 * hidden + (steps + 1) * rows))

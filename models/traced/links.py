@@ -51,7 +51,12 @@ class TracedPiece:
 
     def profile(self, batch_size: int, *, piling: bool = True) -> Profile:
         """Return what it costs; see `wildflower.models.profile.profile`."""
-        return _costs(self.family, batch_size, piling=piling)[self.number].at(self.widths)
+        return _profile(self, batch_size, piling=piling)
+
+
+@lru_cache(maxsize=65536)
+def _profile(piece: TracedPiece, batch_size: int, *, piling: bool) -> Profile:
+    return _costs(piece.family, batch_size, piling=piling)[piece.number].at(piece.widths)
 
 
 def pieces_of(family: Traced, arch: Architecture) -> list[TracedPiece]:

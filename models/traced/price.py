@@ -50,15 +50,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Computed:
-    """A number that a function counts for tensors of some shapes, such as memory that an operator takes inside."""
+    """A number that a function counts of some shapes, such as memory that an operator takes inside."""
 
     counted: Callable[..., int]
     shapes: tuple[tuple[Product, ...], ...]
 
     def at(self, widths: Sequence[int]) -> int:
         """Return the number for some widths."""
-        with torch.device("meta"):
-            return self.counted(*[torch.empty([size.at(widths) for size in shape]) for shape in self.shapes])
+        return self.counted(*[[size.at(widths) for size in shape] for shape in self.shapes])
 
 
 class Recorder(Storages):
