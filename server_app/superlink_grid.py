@@ -27,6 +27,7 @@ from wildflower.messages.retries import retry_closed_connections
 from wildflower.server_app.units import bytes_text
 
 DIED_IN_RAY = "<class 'ray.exceptions.Actor"  # how Flower's reason begins where a process of Ray's is gone
+SUPERLINKS = ("wildflower-superlink", "flower-superlink")  # the command, and Flower's own
 FULL_DISK_BYTES = 10**6  # less than this and the next messages will not fit
 
 
@@ -140,7 +141,7 @@ def superlink_database() -> Path | None:
     with suppress(psutil.Error):
         for process in psutil.Process().parents():
             command = process.cmdline()
-            if any(Path(word).name == "flower-superlink" for word in command[:2]):
+            if any(Path(word).name in SUPERLINKS for word in command[:2]):
                 return database_of(command, Path(process.cwd()))
     return None
 

@@ -55,7 +55,7 @@ class Deployment:
         """Start the SuperLink on the database that an earlier one left; returns when it answers."""
         process = self._start(
             "superlink.log",
-            *("flower-superlink", "--isolation", "subprocess", "--disable-runtime-dependency-installation"),
+            *("wildflower-superlink", "--isolation", "subprocess", "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(self.port), *self._server_trust()),
             *("--database", str(self.database), *options),
         )

@@ -203,7 +203,7 @@ def test_the_guide_as_it_is_typed(images, terminals, tmp_path):
     assert "laptop" in typed(commands[0])
     typed(commands[1])
 
-    [superlink] = [line for line in LINES if line.startswith("flower-superlink")]
+    [superlink] = [line for line in LINES if line.startswith("wildflower-superlink")]
     typed(f"{superlink} >/tmp/superlink.log 2>&1", "--detach")
     run("docker", "cp", f"{user}:/app/photos", tmp_path / "photos")
     typed("rm -r photos")  # from here on only the boards have any

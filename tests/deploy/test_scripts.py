@@ -109,6 +109,47 @@ def test_nothing_is_overwritten_but_what_is_renewed(secrets):
 
 
 @pytest.mark.parametrize(
+    ("task", "name", "mode", "right"),
+    [
+        (["--renew"], ".", 0o750, 0o700),
+        (["--add-node", "more"], ".", 0o701, 0o700),
+        (["--app-key"], "nodes", 0o755, 0o700),
+        (["--renew"], "ca.key", 0o640, 0o600),
+        (["--add-node", "more"], "server.key", 0o664, 0o644),
+        (["--app-key"], "nodes/node-0", 0o646, 0o644),
+    ],
+)
+def test_nothing_is_added_to_secrets_that_others_can_open(secrets, tmp_path, task, name, mode, right):
+    folder = tmp_path / "secrets"
+    shutil.copytree(secrets, folder)
+    (folder / "app.key").unlink()
+    opened, before = folder / name, contents(folder)
+    opened.chmod(mode)
+    code, text = script("certs", "--out", folder, *task)
+    assert code == 1
+    shown = folder if name == "." else opened
+    assert (
+        f"{shown} is open to other users of this machine: nothing was written. Close it: chmod {right:o} {shown}"
+        in text
+    )
+    assert contents(folder) == before
+    opened.chmod(right)
+    assert script("certs", "--out", folder, *task)[0] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+@pytest.mark.parametrize("name", [".", "ca.key", "nodes/node-0"])
+def test_nothing_is_added_to_secrets_of_another_user(secrets, tmp_path, name):
+    folder = tmp_path / "secrets"
+    shutil.copytree(secrets, folder)
+    before = contents(folder)
+    os.chown(folder / name, 10001, -1)
+    code, text = script("certs", "--out", folder, "--renew")
+    assert (code, "belongs to another user: nothing was written" in text) == (1, True)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--days", "0"], "--days 0"),

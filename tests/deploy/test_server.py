@@ -43,7 +43,7 @@ def written(secrets) -> dict[str, str]:
 
 def test_devices_reach_the_gate_and_runs_are_submitted_on_the_server_alone(written):
     units = {name: written[f"wildflower-{name}.service"] for name in SERVICES}
-    assert "flower-superlink --host=127.0.0.1 --port=8001 " in units["superlink"]
+    assert "wildflower-superlink --host=127.0.0.1 --port=8001 " in units["superlink"]
     assert "--enable-supernode-auth" in units["superlink"]
     assert "proxy_pass $superlink" in written["gate.conf"]
     assert "set $superlink https://127.0.0.1:8001;" in written["gate.conf"]

@@ -99,7 +99,7 @@ def test_the_database_is_that_of_the_command_line(tmp_path):
     file = tmp_path / "state" / "s.db"
     file.parent.mkdir()
     shutil.copy(__file__, file)
-    begin = ["python3", "/opt/flower-superlink", "--host", "0.0.0.0"]
+    begin = ["python3", "/opt/wildflower-superlink", "--host", "0.0.0.0"]
     for words in (
         ["--database", str(file)],
         [f"--database=sqlite:///{file}", "--port=1"],
