@@ -1,4 +1,4 @@
-"""Seconds and memory before round 1 of built-in networks, if they are described and if they are traced.
+"""Seconds and memory before round 1: of built-in networks, described and traced, and of models of transformers.
 
     python -m benchmarks.any_model.start [--models NAME ...]
 
@@ -29,6 +29,14 @@ print(f"{sys.argv[1]:12} {sys.argv[2]:10} {seconds:5.1f} s, "
       f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
 """
 
+OF_TRANSFORMERS = {
+    "minilm-l6": {"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
+    "roberta-base": {
+        **{"model_type": "roberta", "vocab_size": 50_265},
+        **{"max_position_embeddings": 514, "type_vocab_size": 1},
+    },
+}
+
 
 def network(spec: Mapping[str, Any]) -> nn.Module:
     """Return the whole network of a built-in family as a module."""
@@ -40,7 +48,9 @@ def price(name: str, *, traced: bool) -> None:
     """Price five widths of a network."""
     tokens = name.startswith("bert")
     spec = {"name": name, "input_shape": [80] if tokens else [3, 32, 32], "classes": 84 if tokens else 10}
-    if traced:
+    if name in OF_TRANSFORMERS:
+        spec |= {"name": "transformers:AutoModel", "model": OF_TRANSFORMERS[name], "input_shape": [80], "tokens": True}
+    elif traced:
         by_reference = {"name": "benchmarks.any_model.start:network", "arguments": {"spec": dict(spec)}}
         spec |= by_reference | {"tokens": tokens}
     family = make_family(spec)
@@ -51,10 +61,10 @@ def price(name: str, *, traced: bool) -> None:
 def main() -> None:
     """Measure what is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = ["cnn3", "resnet18", "densenet121", "vit-tiny", "bert-tiny"]
+    models = ["cnn3", "resnet18", "densenet121", "vit-tiny", "bert-tiny", *OF_TRANSFORMERS]
     parser.add_argument("--models", nargs="*", default=models, metavar="NAME")
     for model in parser.parse_args().models:
-        for kind in ("described", "traced"):
+        for kind in ("traced",) if model in OF_TRANSFORMERS else ("described", "traced"):
             subprocess.run([sys.executable, "-c", WORKER, model, kind], check=True)
 
 

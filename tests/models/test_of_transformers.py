@@ -41,6 +41,28 @@ def test_a_table_of_settings_makes_a_model_of_the_tasks_tokens_and_classes():
     assert family.pad_id == 1
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("settings", "depths", "parameters"),
+    [
+        # RecipFL, Table 2: 110M and 67M.
+        ({"model_type": "bert"}, [], [109_484_547]),
+        ({"model_type": "distilbert"}, [], [66_955_779]),
+        # InclusiveFL's strong, medium and weak devices: 12, 8 and 4 layers of RoBERTa-base.
+        (
+            {"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1},
+            [4, 8, 12],
+            [124_647_939, 96_296_451, 67_944_963],
+        ),
+    ],
+)
+def test_models_of_papers_have_the_published_numbers_of_parameters(settings, depths, parameters):
+    vocabulary = {"roberta": 50_265}.get(settings["model_type"], 30_522)
+    family = family_of(model=settings, input_shape=[8], vocabulary=vocabulary, depths=depths)
+    found = [sum(math.prod(spec.shape) for spec in family.tensors(arch).values()) for arch in family.candidates([1])]
+    assert found == parameters
+
+
 def test_padding_plays_no_part():
     family = family_of()
     torch.manual_seed(0)
