@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -348,11 +349,12 @@ class DeviceContext:
         regularizer: Regularizer | None = None,
         new_statistics: bool = False,
         rate: float = 1.0,
+        factors: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> float | None:
         """See `wildflower.strategies.method.ClientContext`."""
         if self.place.board is not None:
             try:
-                self._check_for_board()
+                self._check_for_board(factors)
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:
                 self._say_cpu(str(error))
@@ -375,6 +377,7 @@ class DeviceContext:
                 regularizer,
                 new_statistics=new_statistics,
                 rate=rate,
+                factors={name: factor.to(self.device) for name, factor in factors.items()},
             )
         )
         return mean_loss
@@ -384,7 +387,7 @@ class DeviceContext:
         log.warning("Device %s: the board's GPU cannot train %s (%s)", self.order.device, name, why)
         log.warning("Device %s: %s is trained on the CPU", self.order.device, name)
 
-    def _check_for_board(self) -> None:
+    def _check_for_board(self, factors: Mapping[str, Tensor]) -> None:
         """Raise board_gpu.Untraceable where the board's trainer does not have what the order asks for."""
         asked = {
             "micro-batch-size": self.training.accumulates,
@@ -393,6 +396,8 @@ class DeviceContext:
         }
         if missing := [key for key, is_asked in asked.items() if is_asked]:
             raise board_gpu.Untraceable(f"its trainer has no {missing[0]}")
+        if factors:
+            raise board_gpu.Untraceable("its trainer has no factors of gradients")
 
     def _fit_on_board(
         self,

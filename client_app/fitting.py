@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ class Fit:
         regularizer: is added to the loss.
         new_statistics: as of `wildflower.strategies.method.ClientContext.fit`.
         rate: how many times the run's learning rate the model is trained with.
+        factors: as of `wildflower.strategies.method.ClientContext.fit`.
     """
 
     model: Network
@@ -42,6 +43,7 @@ class Fit:
     regularizer: Regularizer | None = None
     new_statistics: bool = False
     rate: float = 1.0
+    factors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def batches(self) -> int:
@@ -76,6 +78,7 @@ def fit_here(fit: Fit) -> float:
     model, training = fit.model, fit.training
     optimizer = optimizer_of(trained_parameters(model), training, fit.device, fit.rate)
     regularize = None if fit.regularizer is None else regularizing(model, fit.regularizer)
+    scaled = [(p, fit.factors[name]) for name, p in trained_parameters(model).items() if name in fit.factors]
     model.train()
     # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches would
     # not lead away.
@@ -88,6 +91,9 @@ def fit_here(fit: Fit) -> float:
             value = _add_mean_gradient(model, fit.loss, parts, fit.examples_of)
             if beside is not None:
                 value = value + beside
+            for parameter, factor in scaled:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
             if training.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
             optimizer.step()

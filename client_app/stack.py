@@ -8,6 +8,7 @@ done in turn instead.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -148,6 +149,12 @@ class _Rows:
             self.first.rate,
         )
         self.regularize = self._regularizing()
+        self.factors: dict[str, Tensor] = {}
+        for name, inner in self.names.items():
+            if name in self.first.factors:
+                factors = [fit.factors[name] for fit in fits]
+                alike = all(torch.equal(factors[0], each) for each in factors)
+                self.factors[inner] = factors[0].unsqueeze(0) if alike else torch.stack(factors)
 
     # The loop
 
@@ -176,6 +183,9 @@ class _Rows:
                 raise InTurn("the model or its loss draws at random")
             if beside is not None:
                 values = values + beside
+            for inner, factor in self.factors.items():
+                if (gradient := self.trained[inner].grad) is not None:
+                    gradient.mul_(factor[: len(going)])
             if self.first.training.clip_norm:
                 self._clip(self.first.training.clip_norm)
             self.optimizer.step()
@@ -190,8 +200,8 @@ class _Rows:
         for place in range(max(map(len, parts))):
             having = [row for row, of_row in enumerate(parts) if place < len(of_row)]
             examples = {row: _of_row(row, partial(self.fits[row].examples_of, parts[row][place])) for row in having}
-            for rows in self._at_once(examples):
-                losses = self._losses(rows, [examples[row] for row in rows], [counts[row] for row in rows])
+            for rows, term in itertools.product(self._at_once(examples), range(self.loss.terms)):
+                losses = self._losses(rows, [examples[row] for row in rows], [counts[row] for row in rows], term)
                 losses.sum().backward()
                 values = values.index_add(0, torch.tensor(rows, device=values.device), losses.detach().to(values.dtype))
         return values
@@ -205,8 +215,8 @@ class _Rows:
             found.setdefault((size, inputs.shape[1:], labels.shape[1:]), []).append(row)
         return found.values()
 
-    def _losses(self, rows: list[int], batches: list[tuple[Tensor, Tensor]], counts: list[int]) -> Tensor:
-        """Return the rows' parts of their mean losses.
+    def _losses(self, rows: list[int], batches: list[tuple[Tensor, Tensor]], counts: list[int], term: int) -> Tensor:
+        """Return the rows' parts of a term of their mean losses.
 
         counts: the examples of the whole batches, of which these may be parts.
         """
@@ -223,7 +233,7 @@ class _Rows:
         if len(set(sizes)) > 1:
             of_rows = [torch.full((size,), 1 / n, dtype=self.dtype) for size, n in zip(sizes, counts, strict=True)]
             weights = _padded(of_rows).to(self.first.device)
-        losses: Tensor = vmap(self._loss, in_dims=(0, 0, 0, 0, None if weights is None else 0))(
+        losses: Tensor = vmap(partial(self._loss, term), in_dims=(0, 0, 0, 0, None if weights is None else 0))(
             trained, beside, _padded(inputs), _padded(labels), weights
         )
         if at is not None:
@@ -235,6 +245,7 @@ class _Rows:
 
     def _loss(
         self,
+        term: int,
         trained: Mapping[str, Tensor],
         beside: Mapping[str, Tensor],
         inputs: Tensor,
@@ -243,7 +254,7 @@ class _Rows:
     ) -> Tensor:
         self.weights = weights
         tensors = {**trained, **beside, **self.shared}
-        found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights), tie_weights=self.ties)
+        found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights, term), tie_weights=self.ties)
         return found
 
     # What a step does beside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -111,6 +112,7 @@ class ClientContext(Protocol):
         regularizer: Regularizer | None = None,
         new_statistics: bool = False,
         rate: float = 1.0,
+        factors: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> float | None:
         """Train a model, on the board's GPU where the node has one that can compute the loss.
 
@@ -120,6 +122,7 @@ class ClientContext(Protocol):
             regularizer: is added to the loss.
             new_statistics: batch norm's running statistics begin as the mean over the first batches.
             rate: how many times the run's learning rate it is trained with.
+            factors: what parameters' gradients are multiplied by, by name and coordinate, before they are clipped.
 
         Returns:
             The mean loss over the examples seen.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, pairwise
 from math import prod
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -22,15 +21,14 @@ from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMI
 from wildflower.models.network import Network
 from wildflower.models.weights import with_weights
 from wildflower.strategies.method import ClientContext
-from wildflower.strategies.shared_losses import Loss
-from wildflower.strategies.static_norm import MaskedTraining
+from wildflower.strategies.static_norm import Masked, MaskedTraining
 
 MOST_LEVELS = 64
 """Nested sub-models that a device trains in a step, its own included."""
 
 
 class NestedTraining(MaskedTraining):
-    """Training of a sub-model and of smaller ones that are cut out of it, in the same steps (`levels_loss`).
+    """Training of a sub-model and of smaller ones that are cut out of it, in the same steps.
 
     lower: the smaller ones, largest first; each is a cut of the one before.
     masked: whether logits of classes that the device does not hold are 0, as HeteroFL's.
@@ -49,45 +47,55 @@ class NestedTraining(MaskedTraining):
         merge = Merge(weighting=self.weighting, present_classes=self.masked)
         return {"weights": TensorSet.of(family.tensors(architecture), merge)}
 
-    def loss_of_logits(self, context: ClientContext) -> Loss:
-        """Return the task's loss of (logits, labels), masked or not."""
-        if not self.masked:
-            return context.task.loss
-        absent = (context.class_counts == 0).to(context.device)
-        return lambda logits, labels: context.task.loss(logits.masked_fill(absent, 0.0), labels)
+    def masking(self, context: ClientContext, model: nn.Module) -> nn.Module:
+        """Return a model whose logits are masked, or left as they are."""
+        return Masked(model, (context.class_counts > 0).to(context.device)) if self.masked else model
 
     def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as it was trained."""
-        return super().scored(context, model) if self.masked else model
+        return self.masking(context, model)
 
 
-def leading_cut(
-    model: Network, family: Family, whole: Architecture, architecture: Architecture
-) -> Callable[[Tensor], Tensor]:
-    """A smaller sub-model that computes with the leading slices of the model's parameters.
+class LeadingCut(nn.Module):
+    """A smaller sub-model that computes with the leading slices of the parameters of the model around it.
 
     It has no parameters of its own, so that its gradients arrive in those of the model. Buffers that are not part of
     its state are those of a fresh sub-model.
     """
-    coordinates = family.place(architecture).within(family.place(whole))
-    own = {name: tensor[coordinates[name]] for name, tensor in model.state_dict().items() if name in coordinates}
-    cut = with_weights(family, architecture, own).train()  # by the module's own, which may leave parts in evaluation
-    if (device := next(model.parameters()).device).type != "cpu":  # what it has beside the slices
-        cut.to(device)
 
-    def compute(inputs: Tensor) -> Tensor:
-        whole_state = chain(model.named_parameters(), model.named_buffers())
-        slices = {name: tensor[coordinates[name]] for name, tensor in whole_state if name in coordinates}
-        logits: Tensor = functional_call(cut, slices, (inputs,))
+    def __init__(self, model: Network, family: Family, whole: Architecture, architecture: Architecture) -> None:
+        super().__init__()
+        coordinates = family.place(architecture).within(family.place(whole))
+        own = {name: tensor[coordinates[name]] for name, tensor in model.state_dict().items() if name in coordinates}
+        self.cut = with_weights(family, architecture, own).train()  # by the module's own, which may leave parts out
+        if (device := next(model.parameters()).device).type != "cpu":  # what it has beside the slices
+            self.cut.to(device)
+        taken: dict[Tensor, list[str]] = {}  # a tensor that several of its modules share has several names
+        for path, part in self.cut.named_modules():
+            for table, its_own in ((part._parameters, ()), (part._buffers, part._non_persistent_buffers_set)):
+                for name, tensor in table.items():
+                    if tensor is not None and name not in its_own:
+                        taken.setdefault(tensor, []).append(f"{path}.{name}" if path else name)
+                        table[name] = None
+
+        def slices() -> dict[str, Tensor]:
+            whole_state = dict(chain(model.named_parameters(), model.named_buffers()))
+            found: dict[str, Tensor] = {}
+            for names in taken.values():
+                known = next(name for name in names if name in coordinates)
+                found |= dict.fromkeys(names, whole_state[known][coordinates[known]])
+            return found
+
+        self.slices = slices  # in which the model is no part of this module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, *input shape) -> logits."""
+        logits: Tensor = functional_call(self.cut, self.slices(), (inputs,), tie_weights=False)
         return logits
 
-    return compute
 
-
-def cuts_below(
-    context: ClientContext, model: Network, lower: Sequence[Architecture], what: str
-) -> list[Callable[[Tensor], Tensor]]:
-    """The `leading_cut` of each of some smaller sub-models, which come largest first.
+def cuts_below(context: ClientContext, model: Network, lower: Sequence[Architecture], what: str) -> list[LeadingCut]:
+    """The `LeadingCut` of each of some smaller sub-models, which come largest first.
 
     Args:
         context: where the device trains.
@@ -108,45 +116,7 @@ def cuts_below(
             raise MessageError(f"{what}: each must be a cut of the one above it, and {level} is none of {larger}")
     if lower:
         check_no_statistics(family, own, what)
-    return [leading_cut(model, family, own, level) for level in lower]
-
-
-def levels_loss(
-    context: ClientContext,
-    model: Network,
-    lower: Sequence[Architecture],
-    criterion: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-) -> Loss:
-    """The sum of a criterion over a device's own sub-model and smaller ones that share its parameters.
-
-    The own one's term is differentiated first, and each before the next is computed: a device never holds the
-    activations of two, and those of its own go before all gradients are there.
-
-    Args:
-        context: where the device trains.
-        model: its own sub-model.
-        lower: the smaller ones, largest first; each is a cut of the one before.
-        criterion: what each minimizes, of its logits, the labels, and the own sub-model's logits. These are constant,
-            and None for the own one.
-
-    Raises:
-        MessageError: a smaller one is no cut, or they would mix their batch norm statistics.
-    """
-    cuts = cuts_below(context, model, lower, "levels")
-
-    def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-        logits = model(inputs)
-        value = criterion(logits, labels, None)
-        target = logits.detach()
-        del logits
-        done = torch.zeros((), device=inputs.device)
-        for cut in cuts:
-            value.backward()
-            done = done + value.detach()
-            value = criterion(cut(inputs), labels, target)
-        return done + value
-
-    return loss
+    return [LeadingCut(model, family, own, level) for level in lower]
 
 
 def check_no_statistics(family: Family, architecture: Architecture, what: str) -> None:
@@ -194,7 +164,7 @@ def step_bytes(
     optimizer: str,
     gradients_held: bool,
 ) -> int:
-    """Peak memory in bytes of one step of a `leading_cut`, without the compiled convolutions.
+    """Peak memory in bytes of one step of a `LeadingCut`, without the compiled convolutions.
 
     A cut has the activations of its own size, but weights, gradients and optimizer state of the whole, and two tensors
     as large as the largest parameter while a slice's gradient is written into the whole one's.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,27 +29,49 @@ class PureLoss(nn.Module, Generic[N]):
         outputs: the model, or a module around it.
         criterion: of task, `outputs`, inputs and labels, in place of the task's loss; it reads nothing else that
             differs between devices, and keeps nothing.
+        more: without a criterion, modules beside `outputs`; the loss is the mean of the task's over all of them. Each
+            is differentiated before the next is computed, so that the activations of one are held at a time.
     """
 
     def __init__(
-        self, task: Task, outputs: N, criterion: Callable[[Task, N, Tensor, Tensor], Tensor] | None = None
+        self,
+        task: Task,
+        outputs: N,
+        criterion: Callable[[Task, N, Tensor, Tensor], Tensor] | None = None,
+        more: Sequence[nn.Module] = (),
     ) -> None:
         super().__init__()
-        self.task, self.outputs, self.criterion = task, outputs, criterion
+        self.task, self.outputs, self.criterion, self.more = task, outputs, criterion, nn.ModuleList(more)
 
     @property
     def sums_examples(self) -> bool:
         """Say whether it is the mean of its examples' losses, so that it can be given weights."""
         return self.criterion is None and self.task.sums_examples
 
-    def forward(self, inputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean loss of a batch, or with weights (batch,) the weighted sum of its examples' losses."""
+    @property
+    def terms(self) -> int:
+        """Return how many terms it has that are differentiated one after the other."""
+        return 1 + len(self.more)
+
+    def forward(self, inputs: Tensor, labels: Tensor, weights: Tensor | None = None, term: int | None = None) -> Tensor:
+        """Return the mean loss of a batch, or with weights (batch,) the weighted sum of its examples' losses.
+
+        term: returns this term alone; None: all, of which those before the last are differentiated already.
+        """
         if self.criterion is not None:
             return self.criterion(self.task, self.outputs, inputs, labels)
-        outputs = self.outputs(inputs)
-        if weights is None:
-            return self.task.loss(outputs, labels)
-        return (self.task.losses(outputs, labels) * weights).sum()
+        if term is None and self.more:
+            done = torch.zeros((), device=inputs.device)
+            for number in range(len(self.more)):
+                value = self(inputs, labels, weights, number)
+                value.backward()
+                done = done + value.detach()
+            return done + self(inputs, labels, weights, len(self.more))
+        outputs = self.more[term - 1](inputs) if term else self.outputs(inputs)
+        loss = (
+            self.task.loss(outputs, labels) if weights is None else (self.task.losses(outputs, labels) * weights).sum()
+        )
+        return loss / self.terms if self.more else loss
 
 
 def divergence(target: Tensor, prediction: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from wildflower.messages.orders import NonNegative
 from wildflower.messages.packing import MessageError
@@ -24,6 +24,7 @@ from wildflower.strategies.method import (
     ClientStep,
 )
 from wildflower.strategies.params import Fraction
+from wildflower.strategies.shared_losses import PureLoss
 
 
 class TicketTraining(ClientStep):
@@ -117,34 +118,14 @@ class TicketTraining(ClientStep):
                     parameters[name].copy_(value)
                     if name in masks:
                         parameters[name].mul_(masks[name])
-        loss = self._fit(context, model, masks)
+        # Gradients of what is pruned are 0, so that it stays 0.
+        loss = context.fit(model, PureLoss(context.task, model), factors=masks)
         state = dict(model.state_dict())
         values = state | {name: state[name][mask] for name, mask in before.items()}
         tensor_sets = {"weights": values}
         if self.may_prune:
             tensor_sets["still_kept"] = {name: pack_bits(masks[name][mask]) for name, mask in before.items()}
         return Answer(model, tensor_sets, loss)
-
-    @staticmethod
-    def _fit(context: ClientContext, model: Network, masks: Mapping[str, Tensor]) -> float:
-        """The usual loop, in which gradients of what is pruned are 0. -> the mean loss."""
-        optimizer = context.optimizer(model)
-        model.train()
-        seen, total = 0, 0.0
-        for batch in context.steps(model):
-            optimizer.zero_grad(set_to_none=True)
-            for inputs, labels, weight in batch:
-                loss = context.task.loss(model(inputs), labels)
-                (weight * loss).backward()
-                seen += len(labels)
-                total += float(loss.detach()) * len(labels)
-            for name, parameter in model.named_parameters():
-                if name in masks and parameter.grad is not None:
-                    parameter.grad.mul_(masks[name])
-            if context.training.clip_norm:
-                nn.utils.clip_grad_norm_(model.parameters(), context.training.clip_norm)
-            optimizer.step()
-        return total / max(1, seen)
 
 
 def prunable(tensors: Mapping[str, TensorSpec]) -> list[str]:

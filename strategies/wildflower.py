@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -20,20 +20,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.tensor_sets import Weights
+from wildflower.messages.tensor_sets import Weights, parameters_of
 from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
 from wildflower.models.cost import Cost
 from wildflower.models.network import Network
 from wildflower.models.space import Space
-from wildflower.models.weights import trained_parameters
 from wildflower.strategies.fitted_levels import are_nested, below, fitted_levels, level_cost
 from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
-from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, State, Trained, Traits
-from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, check_no_statistics, levels_loss
+from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Setup, State, Trained, Traits
+from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, check_no_statistics, cuts_below
 from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from wildflower.strategies.pricing import Means, in_floats
-from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import learned, zeros
 
@@ -58,31 +58,28 @@ class LevelTraining(NestedTraining):
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The mean of the levels' losses; all terms but the last are differentiated already."""
-        loss_of_logits, levels = self.loss_of_logits(context), 1 + len(self.lower)
+        cuts = cuts_below(context, model, self.lower, "levels")
+        return PureLoss(context.task, self.masking(context, model), more=[self.masking(context, cut) for cut in cuts])
 
-        def criterion(logits: Tensor, labels: Tensor, _: Tensor | None) -> Tensor:
-            return loss_of_logits(logits, labels) / levels
+    def train(self, context: ClientContext) -> Answer:
+        """Train all levels and return the weights."""
+        model = self.model(context)
+        loss = self.loss(context, model)
+        factors = gradient_factors(context.family, context.architecture, self.lower) if self.lower else {}
+        return Answer(model, {"weights": dict(model.state_dict())}, context.fit(model, loss, factors=factors))
 
-        loss = levels_loss(context, model, self.lower, criterion)
-        enlarge_gradients(context, model, self.lower)
-        return loss
 
+def gradient_factors(family: Family, own: Architecture, lower: Sequence[Architecture]) -> dict[str, Tensor]:
+    """Return what makes the gradients of a mean over all levels those of means over the levels that have a coordinate.
 
-def enlarge_gradients(context: ClientContext, model: Network, lower: Sequence[Architecture]) -> None:
-    """Make the gradients of a mean over all levels those of means over the levels that have a coordinate.
-
-    From now on a coordinate's gradient is multiplied by the number of levels over the number of those that have it.
+    By parameter and coordinate it is the number of levels over the number of those that have the coordinate.
     """
-    if not lower:
-        return
-    family, own = context.family, context.architecture
-    inside = [family.place(level).within(family.place(own)) for level in lower]
-    for name, parameter in trained_parameters(model).items():
-        count = torch.ones(parameter.shape, device=parameter.device)
-        for coordinates in inside:
-            if name in coordinates:
-                count[coordinates[name]] += 1
-        parameter.register_hook(partial(torch.mul, (1 + len(lower)) / count))
+    counts = {name: torch.ones(spec.shape) for name, spec in parameters_of(family.tensors(own)).items()}
+    for level in lower:
+        for name, coordinates in family.place(level).within(family.place(own)).items():
+            if name in counts:
+                counts[name][coordinates] += 1
+    return {name: (1 + len(lower)) / count for name, count in counts.items()}
 
 
 # The server half ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
@@ -27,7 +28,7 @@ from wildflower.strategies.fleet_search import fleet_options
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Selection, Setup, State
 from wildflower.strategies.model_search import ModelSearch
 from wildflower.strategies.model_search_params import ModelSearchParams
-from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, levels_loss, training_cost
+from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, cuts_below, training_cost
 from wildflower.strategies.params import CountOrZero, Params
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss
@@ -54,14 +55,26 @@ class SandwichTraining(NestedTraining):
 
     @override
     def loss(self, context: ClientContext, model: Network) -> Loss:
-        loss_of_logits = self.loss_of_logits(context)
+        cuts = cuts_below(context, model, self.lower, "levels")
+        absent = (context.class_counts == 0).to(context.device) if self.masked else None
 
-        def criterion(logits: Tensor, labels: Tensor, own: Tensor | None) -> Tensor:
-            if own is not None and self.teacher == "own":
-                return F.cross_entropy(logits, own.softmax(dim=1))
-            return loss_of_logits(logits, labels)
+        def of_labels(logits: Tensor, labels: Tensor) -> Tensor:
+            return context.task.loss(logits if absent is None else logits.masked_fill(absent, 0.0), labels)
 
-        return levels_loss(context, model, self.lower, criterion)
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            logits = model(inputs)
+            value, target = of_labels(logits, labels), logits.detach().softmax(dim=1)
+            del logits
+            done = torch.zeros((), device=inputs.device)
+            for cut in cuts:  # each is differentiated before the next is computed
+                value.backward()
+                done = done + value.detach()
+                logits = cut(inputs)
+                value = F.cross_entropy(logits, target) if self.teacher == "own" else of_labels(logits, labels)
+                del logits
+            return done + value
+
+        return loss
 
 
 # The server half ------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def doubled(inputs_and_labels):
     return inputs.to(DOUBLE), labels
 
 
-def fits_of(counts, width, training, family, regularizers=None, seed=0):
+def fits_of(counts, width, training, family, regularizers=None, seed=0, factors=None):
     """Trainings in float64 of devices with so many examples."""
     task, architecture = load_task(SPEC), family.width(width)
     found = []
@@ -60,7 +60,17 @@ def fits_of(counts, width, training, family, regularizers=None, seed=0):
 
         regularizer = None if regularizers is None else regularizers(model, generator)
         found.append(
-            Fit(model, PureLoss(task, model), start, examples_of, count, training, torch.device("cpu"), regularizer)
+            Fit(
+                model,
+                PureLoss(task, model),
+                start,
+                examples_of,
+                count,
+                training,
+                torch.device("cpu"),
+                regularizer,
+                factors={} if factors is None else factors(model, generator),
+            )
         )
     return found
 
@@ -148,6 +158,26 @@ def test_regularizers(strength, correction, given):
         return Regularizer(strength, drawn if given else None, drawn if correction else {}, reported=strength > 0)
 
     assert_alike(lambda: fits_of([9, 23, 14], 0.125, training, FAMILIES[0], regularizers))
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_factors_of_gradients(alike):
+    training = LocalTraining(batch_size=7, epochs=2, learning_rate=0.02, momentum=0.5, clip_norm=0.3)
+
+    def masks(model, generator):
+        name, weight = next(iter(model.named_parameters()))
+        mask = torch.rand(weight.shape, generator=torch.Generator().manual_seed(1) if alike else generator) > 0.5
+        return {name: mask}
+
+    def make():
+        return fits_of([9, 23, 14], 0.125, training, FAMILIES[0], factors=masks)
+
+    assert_alike(make)
+    fit = make()[0]
+    name, weight = next(iter(fit.model.named_parameters()))
+    before = weight.detach().clone()
+    fit_here(fit)
+    assert torch.equal(weight != before, fit.factors[name])
 
 
 def test_parts_of_the_model_with_rates_of_their_own():

@@ -6,7 +6,7 @@ import torch
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.weights import with_weights
-from wildflower.strategies.nested import leading_cut
+from wildflower.strategies.nested import LeadingCut
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*spectral_norm. is deprecated")
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -54,5 +54,5 @@ def test_a_level_that_is_trained_as_slices_has_vectors_of_its_own(family):
     small = Architecture((1,))
     network = with_weights(family, family.full(), weights).eval()
     alone = with_weights(family, small, family.place(small).gather(weights)).train()
-    cut = leading_cut(network, family, family.full(), small)
+    cut = LeadingCut(network, family, family.full(), small)
     assert torch.allclose(cut(IMAGES), alone(IMAGES), atol=1e-5)

@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import FAMILY, filled, setup
+from wildflower.client_app.fitting import Fit, fit_here
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.tensor_sets import nbytes
@@ -65,7 +66,17 @@ def context(received, kept=None, keeps=True, xs=(1,)):
 
     xs: of the examples (x, x) of the step, each of which is a part of the batch.
     """
-    tensors = dict(kept or {})
+    tensors, inputs = dict(kept or {}), torch.tensor(xs, dtype=torch.float32).view(-1, 1) * torch.ones(1, 2)
+    training = LocalTraining(batch_size=len(xs), micro_batch_size=1, learning_rate=0.1, momentum=0.9)
+
+    def fit(model, loss, factors):
+        def examples_of(picked):
+            return inputs[picked], torch.zeros(len(picked), dtype=torch.int64)
+
+        def start():
+            return iter([torch.arange(len(xs))])
+
+        return fit_here(Fit(model, loss, start, examples_of, len(xs), training, torch.device("cpu"), factors=factors))
 
     def build(weights):
         model = Linear()
@@ -78,7 +89,8 @@ def context(received, kept=None, keeps=True, xs=(1,)):
         architecture=None,
         device=torch.device("cpu"),
         keeps=keeps,
-        training=LocalTraining(),
+        training=training,
+        fit=fit,
         task=SimpleNamespace(
             answers=lambda outputs: outputs, loss=lambda outputs, labels: (outputs - 4).square().mean() / 2
         ),
@@ -86,9 +98,7 @@ def context(received, kept=None, keeps=True, xs=(1,)):
         kept=tensors.get,
         keep=tensors.__setitem__,
         tensors=tensors,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0),
         one_pass=lambda model: [(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))],
-        steps=lambda model: [[(x * torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), 1 / len(xs)) for x in xs]],
     )
 
 

@@ -13,6 +13,8 @@ from tests.small_run import METHODS, same_bits, simulated_grid, small_config, st
 from wildflower.client_app import fitting, side_by_side, stack
 from wildflower.client_app.context import DeviceContext
 
+# FjORD draws a width for every batch; the others step two sets of weights, each by a rule of its own.
+IN_TURN = {"fjord", "fjord without distillation", "fednas", "rafl"}
 DOUBLE = torch.float64
 FIT_HERE, BEGIN = fitting.fit_here, DeviceContext.__init__
 
@@ -119,11 +121,9 @@ def test_weights_and_figures_are_those_in_turn(method, tmp_path_factory, caplog)
         assert_close(figures(beside), figures(in_turn))
         assert_close(found.values, wanted.values)
         assert_close(found.tensors, wanted.tensors)
+        assert len(told) == (method in IN_TURN)
         if all(line["at_once"] == 1 for line in beside.devices):
             assert same_bits(found.tensors, wanted.tensors)
             assert figures(beside)[1] == figures(in_turn)[1]  # models may have been scored at once all the same
-            assert len(told) == 1
-        else:
-            assert not told
 
     compare()

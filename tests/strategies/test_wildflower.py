@@ -34,7 +34,7 @@ from wildflower.strategies.level_options import sizes_between
 from wildflower.strategies.method import Order, client_step_of
 from wildflower.strategies.nested import is_cut, step_bytes, training_cost
 from wildflower.strategies.pricing import Means
-from wildflower.strategies.wildflower import LevelTraining, Wildflower, WildflowerParams
+from wildflower.strategies.wildflower import LevelTraining, Wildflower, WildflowerParams, gradient_factors
 
 LN2 = math.log(2)
 
@@ -52,13 +52,22 @@ def one_hidden():
     return family, model.train()
 
 
+def learn(local, model, family, inputs, labels, architecture=None, **changes):
+    """Leave the gradients with which a device steps in `.grad`, and return the loss."""
+    loss = loss_of(local, model, family=family, **changes)(inputs, labels)
+    loss.backward()
+    for name, factor in gradient_factors(family, architecture or family.full(), local.lower).items():
+        if (gradient := dict(model.named_parameters())[name].grad) is not None:
+            gradient.mul_(factor)
+    return float(loss.detach())
+
+
 def test_one_step_of_gradient_descent_trains_all_levels_by_the_labels():
     family, model = one_hidden()
     local = LevelTraining(lower=(family.width(0.5), family.width(0.25)), masked=False)
-    loss = loss_of(local, model, family=family)(torch.ones(2, 1, 1, 1), torch.tensor([0, 0]))
-    loss.backward()
+    loss = learn(local, model, family, torch.ones(2, 1, 1, 1), torch.tensor([0, 0]))
     mean = (math.log(10 / 8) + math.log(6 / 4) + math.log(4 / 2)) / 3
-    assert float(loss.detach()) == pytest.approx(mean, abs=1e-6)
+    assert loss == pytest.approx(mean, abs=1e-6)
     after = {name: value.detach() - 0.5 * value.grad for name, value in model.named_parameters()}
     # p - onehot is (-2, 1, 1) / 10 of the whole, (-2, 1, 1) / 6 of the half and (-2, 1, 1) / 4 of the quarter. Channel
     # 0 is in all levels, channel 1 in two, the others in one: each gets the mean of these. A channel's own weight gets
@@ -71,13 +80,11 @@ def test_one_step_of_gradient_descent_trains_all_levels_by_the_labels():
     assert after[FC].flatten().tolist() == pytest.approx(grown, abs=1e-6)
 
 
-def test_frozen_tensors_and_devices_of_the_smallest_level_have_no_factors():
+def test_frozen_tensors_have_no_gradients():
     family, model = one_hidden()
-    loss_of(LevelTraining(lower=(), masked=False), model, family=family)
-    assert not any(parameter._backward_hooks for parameter in model.parameters())
     frozen = dict(model.named_parameters())[FC].requires_grad_(False)
     local = LevelTraining(lower=(family.width(0.5),), masked=False)
-    loss_of(local, model, family=family)(torch.ones(2, 1, 1, 1), torch.tensor([0, 0])).backward()
+    learn(local, model, family, torch.ones(2, 1, 1, 1), torch.tensor([0, 0]))
     assert frozen.grad is None
     # (-2, 1, 1) / 10 of the whole and (-2, 1, 1) / 6 of the half, whose mean the first two channels get.
     second = (1 / 10 + 1 / 6) / 2
@@ -90,9 +97,8 @@ def test_logits_of_classes_that_a_device_does_not_hold_are_0_in_all_levels():
     family, model = one_hidden()
     local = LevelTraining(lower=(family.width(0.5),))
     held = torch.tensor([0, 3, 1])
-    loss = loss_of(local, model, family=family, class_counts=held)(torch.ones(2, 1, 1, 1), torch.tensor([1, 2]))
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(math.log(3), abs=1e-6)
+    loss = learn(local, model, family, torch.ones(2, 1, 1, 1), torch.tensor([1, 2]), class_counts=held)
+    assert loss == pytest.approx(math.log(3), abs=1e-6)
     gradient = dict(model.named_parameters())[CLASSIFIER].grad
     assert not gradient[0].any()
     # p - onehot is (1/3 - 1) / 2 + 1/3 / 2 = -1/6 of either class, in both levels alike.
@@ -133,9 +139,8 @@ def test_gradients_are_means_of_those_of_models_of_their_own(spec):
         got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in own.named_parameters()}
         placement.of(got).add_to({name: wanted[name] for name in got}, got)
         placement.of(got).add_to({name: owners[name] for name in got}, {n: torch.ones_like(g) for n, g in got.items()})
-    loss = loss_of(LevelTraining(lower=(levels[1],), masked=False), model, family=family)(inputs, labels)
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
+    local = LevelTraining(lower=(levels[1],), masked=False)
+    assert learn(local, model, family, inputs, labels, levels[0]) == pytest.approx(total, rel=1e-5)
     for name, parameter in model.named_parameters():
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert torch.allclose(found, wanted[name] / owners[name], atol=1e-5), name
