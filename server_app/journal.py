@@ -20,7 +20,7 @@ from wildflower.server_app.run_folder import (
 )
 from wildflower.server_app.run_records import DeviceRecord, Record, RoundRecord, RunFile, Summary, scalars_of
 from wildflower.server_app.summary import summarize
-from wildflower.server_app.whole_files import file_written_whole
+from wildflower.server_app.whole_files import file_written_whole, write_whole
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -95,7 +95,7 @@ class Journal:
             }
         )
         text = kept.model_dump_json(by_alias=True, exclude_defaults=True, indent=2)
-        _write_beside(run_dir / "config.json", text + "\n")
+        write_whole(run_dir / "config.json", text + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
         return journal
 
@@ -130,7 +130,7 @@ class Journal:
             raise JournalError(
                 f"the checkpoint in {self.run_dir} is of round {round}, but rounds.jsonl ends with round {len(rounds)}"
             )
-        _write_beside(self.run_dir / "rounds.jsonl", "".join(_line(record) for record in rounds))
+        write_whole(self.run_dir / "rounds.jsonl", "".join(_line(record) for record in rounds))
         with file_written_whole(self.run_dir / "devices.jsonl") as file:
             # One line at a time: a long run's devices do not fit in memory.
             for device in read_devices(self.run_dir):
@@ -147,7 +147,7 @@ class Journal:
             self._writer = None
         last_lines = None if error is None else "\n".join(error.rstrip().splitlines()[-ERROR_LINES:])
         summary = summarize(self.run_dir, status, last_lines)
-        _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
+        write_whole(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
         write_report(self.run_dir)
         return summary
 
@@ -197,12 +197,6 @@ def _append(path: Path, records: Sequence[Record]) -> None:
         file.write("".join(_line(record) for record in records))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _write_beside(path: Path, text: str) -> None:
-    """Write a whole file so that at every moment either the old or the new one is there."""
-    with file_written_whole(path) as file:
-        file.write(text.encode())
 
 
 def versions() -> dict[str, str | None]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from wildflower.server_app.run_folder import read_if_there
-from wildflower.server_app.whole_files import file_written_whole
+from wildflower.server_app.run_records import Record
+from wildflower.server_app.whole_files import write_whole
 from wildflower.tasks.scoring import MAX_CLASSES
 from wildflower.tasks.task import Task
 
@@ -19,15 +20,13 @@ FILE = "labels.json"
 MAX_DEVICES = 1000  # of more, those with the lowest numbers are counted; so many take a quarter of a second
 
 
-class Labels(BaseModel):
+class Labels(Record):
     """Training examples by device and class: `counts[device][class]`, in the order of `classes`.
 
     Attributes:
         tiers: of the devices that are counted.
         devices: how many the run has, of which the first ones are counted.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]
     counts: Annotated[list[list[Annotated[int, Field(ge=0)]]], Field(max_length=MAX_DEVICES)]
@@ -53,14 +52,9 @@ def write_labels(run_dir: Path, task: Task, tier_of: Callable[[int], str]) -> No
     owners = torch.arange(len(examples)).repeat_interleave(torch.tensor([len(own) for own in examples]))
     numbers = owners * task.classes + task.train.labels[torch.cat(examples)]
     counts = numbers.bincount(minlength=len(examples) * task.classes).view(-1, task.classes).tolist()
-    with file_written_whole(run_dir / FILE) as file:
-        labels = Labels(
-            classes=class_names(task),
-            counts=counts,
-            tiers=[tier_of(device) for device in devices],
-            devices=task.spec.devices,
-        )
-        file.write(labels.model_dump_json().encode())
+    tiers = [tier_of(device) for device in devices]
+    labels = Labels(classes=class_names(task), counts=counts, tiers=tiers, devices=task.spec.devices)
+    write_whole(run_dir / FILE, labels.model_dump_json())
 
 
 def class_names(task: Task) -> list[str]:

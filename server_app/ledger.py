@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from flwr.common import log
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from wildflower.devices.private import private_folder, private_open, sync
 from wildflower.plugins.invalid import in_words
 from wildflower.server_app.run_folder import JournalError, read_rounds
-from wildflower.server_app.run_records import RoundRecord
+from wildflower.server_app.run_records import Record, RoundRecord
 
 if TYPE_CHECKING:
     from wildflower.strategies.privacy import Privacy, Release
@@ -32,17 +32,13 @@ FILE = "ledger.jsonl"
 START = "0" * 64  # what stands in place of the hash of the lines before the first one
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
-
-
-class _Begun(_Line):
+class _Begun(Record):
     """The file in which the lines from here on were written, by its inode: a copy has another one."""
 
     file: Annotated[int, Field(ge=0)]
 
 
-class _Released(_Line):
+class _Released(Record):
     """A release, and what the run has cost when it was made."""
 
     round: Annotated[int, Field(ge=1)]
@@ -179,7 +175,7 @@ class _Written:
     path: Path
     check: str
 
-    def append(self, line: _Line) -> None:
+    def append(self, line: Record) -> None:
         """Add a line, which is on the disk when this returns."""
         text, self.check = _text(line, self.check)
         with self.path.open("ab", buffering=0) as file:
@@ -188,7 +184,7 @@ class _Written:
             os.fsync(file.fileno())
 
 
-def _text(line: _Line, before: str) -> tuple[bytes, str]:
+def _text(line: Record, before: str) -> tuple[bytes, str]:
     """A line with its hash, and that hash."""
     content = line.model_dump(mode="json")
     found = _check_of(content, before)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from wildflower.models.base import Family
 from wildflower.models.group_family import GroupFamily
@@ -15,18 +15,16 @@ from wildflower.server_app.charts import cell_chart
 from wildflower.server_app.pages import Block, Charts, Heading, Paragraph
 from wildflower.server_app.report_maps import Shades, row_names
 from wildflower.server_app.run_folder import read_if_there
-from wildflower.server_app.run_records import DeviceRecord
+from wildflower.server_app.run_records import DeviceRecord, Record
 from wildflower.server_app.units import counted
-from wildflower.server_app.whole_files import file_written_whole
+from wildflower.server_app.whole_files import write_whole
 
 FILE = "model.json"
 MOST_GROUPS, MOST_MODELS = 100, 20  # in the picture; a search may give every device a model of its own
 
 
-class ChannelGroups(BaseModel):
+class ChannelGroups(Record):
     """Channels of every group of the whole network, in order of computation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     groups: Annotated[dict[str, Annotated[int, Field(ge=1)]], Field(max_length=100_000)]
 
@@ -34,8 +32,7 @@ class ChannelGroups(BaseModel):
 def write_groups(run_dir: Path, family: Family) -> None:
     """Write the file where the family is cut by channel groups."""
     if isinstance(family, GroupFamily):
-        with file_written_whole(run_dir / FILE) as file:
-            file.write(ChannelGroups(groups=dict(family.groups)).model_dump_json().encode())
+        write_whole(run_dir / FILE, ChannelGroups(groups=dict(family.groups)).model_dump_json())
 
 
 def keep_newest(records: Iterable[DeviceRecord], rounds: int, kept: list[DeviceRecord]) -> Iterator[DeviceRecord]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor, float32, float64, nn, tensor
 
 from wildflower.devices.validation import one_line
@@ -36,6 +36,7 @@ from wildflower.plugins.reference import PluginError, is_reference, top_module
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
 from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
+from wildflower.server_app.run_records import Record
 from wildflower.server_app.whole_files import newest_whole, written_whole
 from wildflower.tasks.inputs import readable
 from wildflower.tasks.task import Task
@@ -53,11 +54,7 @@ class ModelError(UserError, RuntimeError):
     """A model that is missing or not whole; the text says where, and what there is."""
 
 
-class _Read(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
-
-
-class SavedModel(_Read):
+class SavedModel(Record):
     """Facts of models.json about one model.
 
     Attributes:
@@ -82,7 +79,7 @@ class SavedModel(_Read):
     score: float
 
 
-class Evaluated(_Read):
+class Evaluated(Record):
     """Facts that all models of one evaluation have in common.
 
     Attributes:
@@ -102,8 +99,8 @@ class Evaluated(_Read):
     mean: list[float] | None
     std: list[float] | None
     input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
-    label_names: list[str] = []
-    columns: list[str] = []
+    label_names: list[str] = Field(default_factory=list)
+    columns: list[str] = Field(default_factory=list)
 
 
 class SavedModels(Evaluated):

@@ -19,7 +19,7 @@ from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.validation import MAX_LETTERS, one_line
 from wildflower.rounds.population import NodeState
 from wildflower.server_app.run_folder import JournalError
-from wildflower.server_app.whole_files import file_written_whole
+from wildflower.server_app.whole_files import write_whole
 
 FILE = "nodes.json"
 RELEASES = "release"  # the nodes that are to be released from quarantine, one a line
@@ -64,8 +64,7 @@ def write_nodes(run_dir: Path, nodes: Sequence[NodeState], quarantined: Mapping[
         for state in nodes
     ]
     lines += [asdict(last) | {"quarantined": quarantined[last.node]} for last in earlier]
-    with file_written_whole(run_dir / FILE) as file:
-        file.write(json.dumps(lines, indent=1).encode())
+    write_whole(run_dir / FILE, json.dumps(lines, indent=1))
 
 
 def read_nodes(run_dir: Path) -> list[LastReport]:

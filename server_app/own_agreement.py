@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 from flwr.common import log
 from flwr.serverapp import Grid
-from pydantic import ValidationError
 
-from wildflower.plugins.invalid import in_words
 from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices, rest_seconds
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
 from wildflower.rounds.population import wait_for_nodes
 from wildflower.server_app.config import ConfigError, RunConfig
-from wildflower.server_app.run_folder import JournalError
-from wildflower.server_app.whole_files import file_written_whole
+from wildflower.server_app.run_folder import read_if_there
+from wildflower.server_app.whole_files import write_whole
 from wildflower.tasks.agreement import Declared, agree, declared_by, label_warnings, normalization
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.device_data import Agreed, Summary, moments_of
@@ -126,18 +124,10 @@ def _own_data(
 
 def write_agreed(run_dir: Path, agreed: Agreed) -> None:
     """Write agreed.json, whole or not at all."""
-    with file_written_whole(run_dir / FILE) as file:
-        file.write(f"{agreed.model_dump_json(indent=2)}\n".encode())
+    write_whole(run_dir / FILE, f"{agreed.model_dump_json(indent=2)}\n")
 
 
 def read_agreed(run_dir: Path) -> Agreed | None:
     """Return what the devices of a run agreed on; None where it broke off before. JournalError where it cannot be
     read."""
-    try:
-        return Agreed.model_validate_json((run_dir / FILE).read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise JournalError(f"{run_dir / FILE} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise JournalError(f"{run_dir / FILE} cannot be read: {in_words(error)}") from None
+    return read_if_there(run_dir / FILE, Agreed)

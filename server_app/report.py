@@ -30,7 +30,7 @@ from wildflower.server_app.run_records import DeviceRecord, RoundRecord, RunFile
 from wildflower.server_app.summary import WHOLE, global_model, summarize
 from wildflower.server_app.tables import TextTable
 from wildflower.server_app.units import bytes_text, counted, plain, score_format, seconds_text
-from wildflower.server_app.whole_files import file_written_whole
+from wildflower.server_app.whole_files import write_whole
 
 HOW_TO_READ = "Drag over a chart to zoom, double-click to see all of it again, click a name to hide its line."
 
@@ -68,8 +68,7 @@ def write_report(run_dir: Path) -> Path:
     ]
     path = run_dir / "report.html"
     name = run_dir.resolve().name
-    with file_written_whole(path) as file:
-        file.write(page(f"{name} - Wildflower", name, blocks, summary.status).encode())
+    write_whole(path, page(f"{name} - Wildflower", name, blocks, summary.status))
     return path
 
 

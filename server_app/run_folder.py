@@ -143,8 +143,10 @@ def read_if_there(path: Path, kind: type[Content]) -> Content | None:
         return None
     try:
         return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        raise JournalError(f"{path}: {in_words(error)}") from None
+        raise JournalError(f"{path} cannot be read: {in_words(error)}") from None
 
 
 def read_rounds(run_dir: Path) -> list[RoundRecord]:

@@ -15,7 +15,7 @@ Share = Annotated[float, Field(ge=0)]  # above 1 when a budget was overrun
 
 
 class Record(BaseModel):
-    """A line of a journal file: every key must be there, no other may.
+    """The content of a file of a run, or of one of its lines: every key must be there, no other may.
 
     Numbers that JSON does not have are written as the strings "NaN", "Infinity" and "-Infinity", and are read back as
     floats.

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from wildflower.plugins.extras import MissingExtraError, needed
 from wildflower.server_app.run_folder import JournalError
-from wildflower.server_app.whole_files import file_written_whole
+from wildflower.server_app.whole_files import write_whole
 
 log = logging.getLogger("flwr")
 
@@ -207,5 +207,4 @@ def _known(run_dir: Path, tracker: str) -> str | None:
 def _remember(run_dir: Path, tracker: str, name: str) -> None:
     path = run_dir / FILE
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    with file_written_whole(path) as file:
-        file.write(json.dumps(known | {tracker: name}).encode())
+    write_whole(path, json.dumps(known | {tracker: name}))

@@ -49,6 +49,12 @@ def file_written_whole(final: Path, *, private: bool = True) -> Iterator[BinaryI
     new.replace(final)
 
 
+def write_whole(final: Path, text: str) -> None:
+    """Write a file as `file_written_whole` does."""
+    with file_written_whole(final) as file:
+        file.write(text.encode())
+
+
 def newest_whole(final: Path) -> Path | None:
     """The newest folder that `written_whole` finished; None where there was never one."""
     return next((folder for folder in (final, final.with_name(f"{final.name}.old")) if folder.exists()), None)

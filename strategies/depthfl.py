@@ -122,8 +122,6 @@ class DepthFL(ExitsMethod[DepthFLParams]):
     there are, and w_l <- mean - h_l / alpha; batch norm's statistics stay the mean.
     """
 
-    params_type: ClassVar[type[Params]] = DepthFLParams
-
     def __init__(self, setup: Setup, params: DepthFLParams) -> None:
         super().__init__(setup, params)
         self.h = zeros(learned(self.weights)) if params.alpha else {}

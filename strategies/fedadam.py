@@ -54,7 +54,6 @@ class FedAdam(OneArchitecture[FedAdamParams]):
     no parameters: devices begin from the mean of theirs, and take them anew before the model is scored.
     """
 
-    params_type: ClassVar[type[Params]] = FedAdamParams
     ends_at_mean: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, params: FedAdamParams) -> None:

@@ -9,7 +9,7 @@ share nothing are the method `local`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -34,8 +34,6 @@ class FedAvg(OneArchitecture[FedAvgParams]):
 
     Devices minimize the task's loss, such as L = CE(f(x), y).
     """
-
-    params_type: ClassVar[type[Params]] = FedAvgParams
 
     def __init__(self, setup: Setup, params: FedAvgParams) -> None:
         super().__init__(setup, params)

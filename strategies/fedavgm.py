@@ -28,7 +28,6 @@ class FedAvgM(OneArchitecture[FedAvgMParams]):
     parameters: devices begin from the mean of theirs, and take them anew before the model is scored.
     """
 
-    params_type: ClassVar[type[Params]] = FedAvgMParams
     ends_at_mean: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, params: FedAvgMParams) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -86,8 +85,6 @@ class FedNASParams(Params):
 
 class FedNAS(OneArchitecture[FedNASParams]):
     """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k, over the family `darts`."""
-
-    params_type: ClassVar[type[Params]] = FedNASParams
 
     def __init__(self, setup: Setup, params: FedNASParams) -> None:
         super().__init__(setup, params)

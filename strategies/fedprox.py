@@ -38,7 +38,6 @@ class FedProxParams(Params):
 class FedProx(OneArchitecture[FedProxParams]):
     """FedAvg whose devices minimize the proximal objective, all on the whole model."""
 
-    params_type: ClassVar[type[Params]] = FedProxParams
     parameter_copies: ClassVar[int] = 2  # what was received, and a gradient before there is one
 
     def client_step(self, order: Order) -> ClientStep:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -84,8 +83,6 @@ class FjORDParams(Params):
 
 class FjORD(StaticNormMethod[FjORDParams]):
     """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
-
-    params_type: ClassVar[type[Params]] = FjORDParams
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
         super().__init__(setup, params)

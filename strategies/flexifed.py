@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -61,8 +61,6 @@ class FlexiFed(CandidateMethod[FlexiFedParams]):
         weights: what is held, by these keys.
         begun: device -> places of the types of which it keeps layers, the newest last.
     """
-
-    params_type: ClassVar[type[Params]] = FlexiFedParams
 
     def __init__(self, setup: Setup, params: FlexiFedParams) -> None:
         family = setup.family

@@ -7,7 +7,7 @@ changes nothing in the whole model.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 from typing_extensions import override
@@ -34,8 +34,6 @@ class HeteroFLParams(Params):
 
 class HeteroFL(StaticNormMethod[HeteroFLParams]):
     """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept."""
-
-    params_type: ClassVar[type[Params]] = HeteroFLParams
 
     @override
     @classmethod

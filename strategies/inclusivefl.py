@@ -72,7 +72,6 @@ class InclusiveFL(CandidateMethod[InclusiveFLParams]):
     norm's statistics too, which no Adam steps; m^j is the mean over tensors of one name and shape, if there are any.
     """
 
-    params_type: ClassVar[type[Params]] = InclusiveFLParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"fedadam": FedAdamParams}
 
     def __init__(self, setup: Setup, params: InclusiveFLParams) -> None:

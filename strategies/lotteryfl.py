@@ -59,7 +59,6 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
     device. Biases and norms are never pruned, and are the mean over all devices of the round.
     """
 
-    params_type: ClassVar[type[Params]] = LotteryFLParams
     # Every device has coordinates of its own.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True)
     returns_changes: ClassVar[bool] = True

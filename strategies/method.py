@@ -42,7 +42,7 @@ from wildflower.strategies.contract_values import (
     of_one_device,
 )
 from wildflower.strategies.on_devices import OnDevices
-from wildflower.strategies.params import Params
+from wildflower.strategies.params import HasParams, Params
 from wildflower.strategies.pricing import Means, tensor_set_bytes
 from wildflower.strategies.private_mean import PrivateMean
 from wildflower.strategies.training_steps import Training
@@ -74,11 +74,10 @@ P = TypeVar("P", bound=Params, default=Any)
 """The class of a method's settings."""
 
 
-class Method(OnDevices, ABC, Generic[P]):
+class Method(OnDevices, HasParams, ABC, Generic[P]):
     """The server half of a method. The engine calls it; it never builds messages.
 
     Class attributes that a method sets:
-        params_type: the class of its settings.
         shared_params: settings of parts that several methods share and that this one reads, by their group's name.
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
         fit_for: what the run may ask of it, whatever its settings.
@@ -86,7 +85,6 @@ class Method(OnDevices, ABC, Generic[P]):
     Everything that a resumed run needs is in `state`; all else follows from seed and round.
     """
 
-    params_type: ClassVar[type[Params]] = Params
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
     family_options: ClassVar[Mapping[str, Any]] = {}
     fit_for: ClassVar[Traits] = Traits()

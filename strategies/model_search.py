@@ -25,7 +25,6 @@ from wildflower.strategies.ascent_search import AscentSearch
 from wildflower.strategies.fleet_search import find_priced
 from wildflower.strategies.method import ClientStep, Order, Selection, Setup, State, Trained, Training
 from wildflower.strategies.model_search_params import ModelSearchParams, layer_shares
-from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import fits, in_floats
 from wildflower.strategies.search import ExactSearch, PoolSearch
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
@@ -48,7 +47,6 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
 
     weighting: ClassVar[Literal["uniform", "examples"]] = "uniform"
 
-    params_type: ClassVar[type[Params]] = ModelSearchParams
     family_options: ClassVar[Mapping[str, Any]] = {}
     distillation_steps: ClassVar[int] = 100
 

@@ -41,7 +41,6 @@ class OneModel(StaticNormMethod[OneModelParams]):
     so that statistics are taken for the model that is scored.
     """
 
-    params_type: ClassVar[type[Params]] = OneModelParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
 
     def __init__(self, setup: Setup, params: OneModelParams) -> None:

@@ -7,7 +7,7 @@ these fields.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -33,6 +33,18 @@ class Params(BaseModel):
     switch: ClassVar[str] = ""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=kebab, populate_by_name=True)
+
+
+class HasParams:
+    """A class with settings, whose class stands in the brackets of its base, or else in `params_type`."""
+
+    params_type: ClassVar[type[Params]] = Params
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for kind in (kind for base in vars(cls).get("__orig_bases__", ()) for kind in get_args(base)):
+            if isinstance(kind, type) and issubclass(kind, Params):
+                cls.params_type = kind
 
 
 def _numbers(value: object) -> tuple[float, ...]:

@@ -90,7 +90,6 @@ class QFedAvgParams(Params):
 class QFedAvg(OneArchitecture[QFedAvgParams]):
     """w <- w - sum_k Delta_k / sum_k h_k over the round's devices. Every device trains the whole model."""
 
-    params_type: ClassVar[type[Params]] = QFedAvgParams
     ends_at_mean: ClassVar[bool] = False
     # Its step is a quotient of two sums over the devices.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False)

@@ -99,7 +99,6 @@ class Scaffold(OneArchitecture[ScaffoldParams]):
     Every device trains the whole model. Batch norm's running statistics are no parameters: they become the mean.
     """
 
-    params_type: ClassVar[type[Params]] = ScaffoldParams
     # c must stay the mean of the devices' control variates.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False)
     returns_changes: ClassVar[bool] = True

@@ -7,7 +7,6 @@ level that it can afford, deeper exits counting for more; its early exits may al
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -83,8 +82,6 @@ class ScaleFLParams(Params):
 
 class ScaleFL(ExitsMethod[ScaleFLParams]):
     """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept."""
-
-    params_type: ClassVar[type[Params]] = ScaleFLParams
 
     @override
     @classmethod

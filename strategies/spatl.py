@@ -142,7 +142,6 @@ class Spatl(OneArchitecture[SpatlParams]):
     whole network; predictors stay on devices.
     """
 
-    params_type: ClassVar[type[Params]] = SpatlParams
     # Control variates rely on its being the mean.
     fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True)
     returns_changes: ClassVar[bool] = True

@@ -134,7 +134,6 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
     every level that is scored.
     """
 
-    params_type: ClassVar[type[Params]] = WildflowerParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
 
     def __init__(self, setup: Setup, params: WildflowerParams) -> None:

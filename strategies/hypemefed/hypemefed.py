@@ -33,7 +33,6 @@ from wildflower.strategies.method import (
     Training,
     Traits,
 )
-from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.tasks.task import Task
 
@@ -76,7 +75,6 @@ class HypeMeFed(ExitsMethod[HypeMeFedParams]):
     there is one.
     """
 
-    params_type: ClassVar[type[Params]] = HypeMeFedParams
     # Hypernetworks learn from every device's own tensors as well.
     fit_for: ClassVar[Traits] = replace(
         ExitsMethod.fit_for,

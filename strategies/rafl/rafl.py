@@ -54,7 +54,6 @@ class RaFL(CandidateMethod[RaFLParams]):
     devices draw their own.
     """
 
-    params_type: ClassVar[type[Params]] = RaFLParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
     fit_for: ClassVar[Traits] = Traits(

@@ -30,7 +30,7 @@ from wildflower.strategies.method import (
     Traits,
     of_one_device,
 )
-from wildflower.strategies.params import Params, PositiveRate
+from wildflower.strategies.params import PositiveRate
 from wildflower.strategies.recipfl.device import TaughtTraining
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams
 from wildflower.strategies.recipfl.hypernetwork_step import HypernetworkStep, check_memory
@@ -70,7 +70,6 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     The client step is `wildflower.strategies.recipfl.device.TaughtTraining`.
     """
 
-    params_type: ClassVar[type[Params]] = RecipFLParams
     fit_for: ClassVar[Traits] = Traits(
         personal=True,
         takes_initial_weights=True,

@@ -72,7 +72,7 @@ class Runs:
         fails = self.fails and self.fails in run_dir.name
         if fails:
             said += ["round 1/2, accuracy 3 %", "Warning: 2 warnings in app.log", "  Round 1: one (and 1 more like it)"]
-            said.append("no data are here")
+            said.append("Error: no data are here")
         output.write("".join(f"{line}\n" for line in said).encode())
         output.flush()
         if fails:

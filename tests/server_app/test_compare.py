@@ -545,7 +545,7 @@ def test_hooks_make_no_other_experiment_and_are_told(tmp_path):
             r"budgets\.small\.memory_bytes = .* must be a whole number",
         ),
         ("rounds.jsonl", '{"round": 1}\n', r"rounds\.jsonl, line 1: the key 'strategy' is missing \(and \d+ more\)$"),
-        ("summary.json", "{}", r"summary\.json: the key 'status' is missing \(and"),
+        ("summary.json", "{}", r"summary\.json cannot be read: the key 'status' is missing \(and"),
         ("summary.json", "", r"summary\.json: it is not JSON: EOF while parsing a value at line 1 column 0$"),
     ],
 )

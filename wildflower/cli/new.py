@@ -49,8 +49,6 @@ class {name}Params(Params):
 class {name}(SubModelMethod[{name}Params]):
     """What the server does. Other functions to override: docs/recipes.md."""
 
-    params_type = {name}Params
-
     def client_step(self, order: Order) -> ClientStep:
         return {name}Training()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wildflower.launch import child
-from wildflower.launch.app_log import WAITING, log_since, warnings_text
+from wildflower.launch.app_log import log_since, warnings_text
 from wildflower.launch.before import check_population
 from wildflower.launch.experiment_file import SettingsError, beside, free_name, place, read_toml, resolve
 from wildflower.launch.following import JournalWatch, has_ended
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 SAID_LINES = 60
 WARNING = "Warning: "  # how a run prints one
-OF_A_ROUND = re.compile(r"round \d+/\d+,")
 
 
 class RunError(RuntimeError):
@@ -208,22 +207,16 @@ def _run(file: Path, overrides: list[str], hooks: Sequence[RoundHook]) -> Run:
         if later := warnings_text(log_since(app_log, app_log_start), app_log, already=told):
             warnings.warn(later, stacklevel=3)
         if process.returncode != 0:
-            title = f"{config.run_name}: {config.strategy} on {config.task}, "
-            reason = _reason(last_lines(Path(said.name), SAID_LINES), title)
+            reason = _reason(last_lines(Path(said.name), SAID_LINES))
             reason = reason or f"its process has ended with code {process.returncode}"
             raise RunError(f"{config.run_name}: {reason}")
     return load(folder)
 
 
-def _reason(said: str, title: str) -> str:
-    """What a run has said of its failure: without its title, its rounds, its waiting, and its warnings."""
-    lines: list[str] = []
-    of_a_warning = False
-    for line in said.splitlines():
-        of_a_warning = line.startswith(WARNING) or (of_a_warning and line.startswith("  "))
-        if not of_a_warning and not OF_A_ROUND.match(line) and not line.startswith((title, WAITING)):
-            lines.append(line)
-    return "\n".join(lines).strip()
+def _reason(said: str) -> str:
+    """What a run has said of its failure, behind its title, its rounds and its warnings; "" where it was killed."""
+    begins = re.search(r"^(Error: |(?=The run failed\. |Traceback ))", said, re.MULTILINE)
+    return said[begins.end() :].strip() if begins else ""
 
 
 def _first_warnings(said: Path) -> list[str]:
