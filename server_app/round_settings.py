@@ -32,22 +32,7 @@ def settings_of(config: RunConfig, task: Task, family: Family) -> RoundSettings:
         devices_per_round=config.devices_per_round,
         sampled_devices=config.sampled_devices,
         buffer=config.buffer,
-        training=LocalTraining(
-            epochs=config.local_epochs,
-            steps=config.local_steps,
-            batch_size=config.batch_size,
-            micro_batch_size=config.micro_batch_size,
-            optimizer=config.optimizer,
-            learning_rate=config.learning_rate,
-            momentum=config.momentum if config.optimizer == "sgd" else 0.0,
-            betas=(config.adam.betas[0], config.adam.betas[1]),
-            weight_decay=config.weight_decay,
-            clip_norm=config.clip_norm,
-            augment=config.augment,
-            learning_rates=_learning_rates(config, family),
-            layout=config.compute.layout,
-            fused=config.adam.fused,
-        ),
+        training=local_training(config).model_copy(update={"learning_rates": _learning_rates(config, family)}),
         schedule=config.schedule.kind,
         decay_rounds=tuple(int(r) for r in config.schedule.decay_rounds),
         decay_factor=config.schedule.decay_factor,
@@ -73,6 +58,25 @@ def settings_of(config: RunConfig, task: Task, family: Family) -> RoundSettings:
         metric=task.metric,
         label_sets=task.label_sets is not None,
         score_without_model=task.metric.without_model(task.test.labels),
+    )
+
+
+def local_training(config: RunConfig) -> LocalTraining:
+    """Return how devices train, at one learning rate for all parts."""
+    return LocalTraining(
+        epochs=config.local_epochs,
+        steps=config.local_steps,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        optimizer=config.optimizer,
+        learning_rate=config.learning_rate,
+        momentum=config.momentum if config.optimizer == "sgd" else 0.0,
+        betas=(config.adam.betas[0], config.adam.betas[1]),
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        augment=config.augment,
+        layout=config.compute.layout,
+        fused=config.adam.fused,
     )
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tests.small_run import METHODS, by_method, simulated_grid, small_config
 from wildflower.cli import plan as plans
 from wildflower.cli.command import app
-from wildflower.cli.plan import PlanError, make_plan, plan_tables, spread
+from wildflower.cli.plan import PlanError, make_plan, plan_tables
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.experiment_file import resolve
 from wildflower.plugins.beside import looked_for_beside
@@ -271,11 +271,6 @@ def test_nodes_of_a_run_are_planned_by_their_last_reports(tmp_path):
         make_plan(small_config(tmp_path, fleet="", devices=2, devices_per_round=2), run_dir)
     with pytest.raises(PlanError, match="name a run whose nodes have reported"):
         make_plan(config)
-
-
-def test_a_large_tier_is_planned_by_some_of_its_devices():
-    assert spread(range(100), 3) == [0, 50, 99]
-    assert spread([4, 5], 3) == [4, 5]
 
 
 # The command

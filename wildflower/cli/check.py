@@ -15,12 +15,13 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from wildflower.cli.plan import plan_of, plan_tables, spread
+from wildflower.cli.plan import plan_of, plan_tables
 from wildflower.launch.before import Deployment, check_buildable, check_disk, check_same_files, steps_of_start
 from wildflower.launch.forked_server import told_later
 from wildflower.launch.terminal import say, tables_of
 from wildflower.models.base import Family
 from wildflower.models.levels import Levels
+from wildflower.rounds.delivery import evenly_spread
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.secure_aggregation import block_count
 from wildflower.server_app.app import start
@@ -191,7 +192,7 @@ def _own_data(page: Page, config: RunConfig, engine: Engine | None, width: int) 
     tests: Counter[str] = Counter()
     rows: list[list[str]] = []
     left_out: dict[int, tuple[Remark, ...]] = {}
-    for device in spread(range(config.devices), MAX_DEVICES):
+    for device in evenly_spread(range(config.devices), MAX_DEVICES):
         found = inspect_device(spec, device)
         for name, (train, test) in found.counts.items():
             counts[name] += train
@@ -220,7 +221,7 @@ def _classes(counts: Mapping[str, tuple[int, int]], width: int) -> list[Table]:
 
 def _by_device(task: Task, devices: int) -> Iterator[str]:
     """How many examples devices hold, and of how many classes, of at most so many devices."""
-    looked_at = spread(range(devices), MAX_DEVICES)
+    looked_at = evenly_spread(range(devices), MAX_DEVICES)
     holds = [task.training_examples(device) for device in looked_at]
     of = f"devices hold {_span(holds)} examples to train on (median {median_low(holds):,})"
     if task.label_kind == "classes":

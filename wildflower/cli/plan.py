@@ -17,6 +17,7 @@ from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.connected_devices import ConnectedDevices
+from wildflower.rounds.delivery import evenly_spread
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.lateness import load_of
 from wildflower.rounds.own_data import OwnData
@@ -157,7 +158,7 @@ def plan_of(engine: Engine, config: RunConfig) -> Plan:
     by_tier: dict[str, list[int]] = {}
     for number in numbers:
         by_tier.setdefault(engine.population.tier(number), []).append(number)
-    chosen = [number for tier in by_tier.values() for number in spread(tier, MAX_DEVICES_PER_TIER)]
+    chosen = [number for tier in by_tier.values() for number in evenly_spread(tier, MAX_DEVICES_PER_TIER)]
     engine.method.round = max(1, engine.method.round)  # what is drawn at random is what the first round draws
     engine.asking.survey(chosen)
     devices = [plan_device(engine, number) for number in chosen]
@@ -196,13 +197,6 @@ def _remember(engine: Engine, config: RunConfig, reports: Sequence[LastReport], 
         raise PlanError(f"{run_dir} has no report of any node")
     assert isinstance(engine.population, ConnectedDevices)
     engine.population.remember(states)
-
-
-def spread(numbers: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, evenly spread, the first and the last among them."""
-    if len(numbers) <= most:
-        return list(numbers)
-    return [numbers[round(i * (len(numbers) - 1) / (most - 1))] for i in range(most)]
 
 
 def plan_device(engine: Engine, device: int) -> DevicePlan:

@@ -16,7 +16,6 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from wildflower.launch.terminal import say
-from wildflower.messages.orders import LocalTraining
 from wildflower.models.elastic import ElasticFamily, ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.initial import load_initial
@@ -24,6 +23,7 @@ from wildflower.models.supernet import Supernet
 from wildflower.plugins.user_error import UserError
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.inline_tables import parse_arguments
+from wildflower.server_app.round_settings import local_training
 from wildflower.server_app.whole_files import file_written_whole, newest_whole, written_whole
 from wildflower.strategies.predictor import MIN_PAIRS, fit_predictor
 from wildflower.strategies.supernet_training import (
@@ -87,7 +87,7 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     if wanted.initial is not None:
         _pretrained(supernet, wanted.initial, console)
     examples, held = _parted(task, wanted.held_out, config.seed)
-    training = SupernetTraining(supernet, task, examples, _local(config), wanted.params, config.seed)
+    training = SupernetTraining(supernet, task, examples, local_training(config), wanted.params, config.seed)
     settings = {
         "config": {key: value for key, value in config.to_dict().items() if key not in ("output-dir", "run-name")},
         "params": wanted.params.model_dump(),
@@ -197,20 +197,6 @@ def _parted(task: Task, held_out: float, seed: int) -> tuple[torch.Tensor, torch
             "to learn from: it takes 1 and 2 at least"
         )
     return order[count:], order[:count]
-
-
-def _local(config: RunConfig) -> LocalTraining:
-    return LocalTraining(
-        batch_size=config.batch_size,
-        optimizer=config.optimizer,
-        learning_rate=config.learning_rate,
-        momentum=config.momentum if config.optimizer == "sgd" else 0.0,
-        betas=(config.adam.betas[0], config.adam.betas[1]),
-        weight_decay=config.weight_decay,
-        fused=config.adam.fused,
-        clip_norm=config.clip_norm,
-        augment=config.augment,
-    )
 
 
 def _take_up(training: SupernetTraining, checkpoint: Path, settings: dict[str, Any], console: Console) -> None:
