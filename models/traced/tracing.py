@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,13 +125,14 @@ def _line_of(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch logs a graph that it cannot finish and raises an error as well, which is enough."""
+    """PyTorch logs and prints a graph that it cannot finish and raises an error as well, which is enough."""
     loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("torch")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
