@@ -62,8 +62,6 @@ def own_method(one: Entry) -> Row:
 
 # By what is run: several tables have the same experiment and the same row.
 TRIED = {(one.experiment_file, own_method(one).overrides): one for one in reversed(ALL)}
-# Of RaFL's one: a search in a once-for-all space takes minutes, and its other files differ in data and family alone.
-TRIED = {of: one for of, one in TRIED.items() if not one.name.startswith("rafl/") or one.name == "rafl/figure-7-scaled"}
 SHORT = ("hypemefed/figure-14", "inclusivefl/figure-6")
 
 

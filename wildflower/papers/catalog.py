@@ -177,7 +177,9 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
         found["devices"] = min(int(whole["devices"]), made.PEOPLE)
     elif not shared_out:
         found["examples-per-device"] = 8
-    found |= {key: 2 for key in ("personal.every", "personal.first-round") if key in whole}
+    if "personal.every" in whole:  # every device trains a model of its own and is asked for its score
+        found |= {"personal.every": 2, "devices": TINY_DEVICES, "devices-per-round": TINY_DEVICES}
+    found |= {"personal.first-round": 2} if "personal.first-round" in whole else {}
     found |= {"schedule.decay-rounds": "1"} if "schedule.decay-rounds" in whole else {}
     if public := whole.get("public.task"):
         data = _made({**whole, "task": public}, folder, MADE_EXAMPLES)
@@ -239,8 +241,6 @@ def _of_method(row: Mapping[str, Any]) -> dict[str, Any]:
             return {"recipfl.hidden": 8, "recipfl.decoder-hidden": 8}
         case "hypemefed":
             return {"hypemefed.hidden": 8, "hypemefed.epochs": 1}
-        case "rafl":  # a device's search takes a second, and its personal model is asked for again
-            return {"devices": TINY_DEVICES, "devices-per-round": TINY_DEVICES}
         case "model-search":
             return DISTILLED
     return {}
