@@ -508,6 +508,9 @@ def test_the_examples_of_the_reference_load(load, example, tmp_path, monkeypatch
 
 # Bundled fleets
 
+# Of those whose groups have shares.
+DEVICES = {"digits-demo": 20, "five-memories": 100}
+
 
 def bundled(name, **arguments):
     return Fleet(bundled_fleet(name), **{"seed": 0, "requirement": requirement, **arguments})
@@ -519,9 +522,15 @@ def test_a_bundled_fleet_by_its_name():
         bundled_fleet("digit-demo")
 
 
+@pytest.mark.parametrize(("devices", "sizes"), [(20, [2, 3, 5, 5, 5]), (6, [1, 1, 2, 1, 1])])
+def test_the_demos_fleet_has_as_many_devices_as_are_asked_for(devices, sizes):
+    fleet = bundled("digits-demo", devices=devices)
+    assert [len(devices_of(fleet, tier)) for tier in fleet.tiers] == sizes
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in FLEETS_DIR.glob("*.toml")))
 def test_every_bundled_fleet_gives_usable_devices(name):
-    fleet = bundled(name, devices=100 if name == "five-memories" else None)
+    fleet = bundled(name, devices=DEVICES.get(name))
     for tier in fleet.tiers:
         device = devices_of(fleet, tier)[0]
         budget = budget_of(fleet.report(device, 0.0), memory_fraction=0.8, transfer_seconds=60.0, deadline_seconds=None)
@@ -531,8 +540,7 @@ def test_every_bundled_fleet_gives_usable_devices(name):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FLEETS_DIR.glob("*.toml")))
 def test_no_bundled_fleet_depends_on_the_method(name):
-    devices = 100 if name == "five-memories" else None
-    few, many = (bundled(name, devices=devices, requirement=lambda _, n=n: (n, n)) for n in (1, 10**9))
+    few, many = (bundled(name, devices=DEVICES.get(name), requirement=lambda _, n=n: (n, n)) for n in (1, 10**9))
     assert few.most_bytes == many.most_bytes
 
 

@@ -149,7 +149,7 @@ def test_a_finished_run(world):
     ("settings", "words"),
     [
         (["fleet=digits-dmo"], "no fleet 'digits-dmo' comes with the project, did you mean 'digits-demo'?"),
-        (["devices=21"], "add up to 20, and devices = 21: set devices = 20"),
+        (["fleet=hypemefed-testbed"], "add up to 12, and devices = 20: set devices = 12"),
         (["task=fashion-mnist", "data-dir=nowhere"], "here/nowhere"),
         (["family=vgg"], "does not go with the 1x8x8 inputs of 'digits'"),
         (["fleet="], "need a fleet"),
