@@ -76,9 +76,10 @@ def optimizer_of(
 def fit_here(fit: Fit) -> float:
     """Train a model, in place, and return the mean loss over the examples seen."""
     model, training = fit.model, fit.training
-    optimizer = optimizer_of(trained_parameters(model), training, fit.device, fit.rate)
+    parameters = trained_parameters(model)
+    optimizer = optimizer_of(parameters, training, fit.device, fit.rate)
     regularize = None if fit.regularizer is None else regularizing(model, fit.regularizer)
-    scaled = [(p, fit.factors[name]) for name, p in trained_parameters(model).items() if name in fit.factors]
+    scaled = [(p, fit.factors[name]) for name, p in parameters.items() if name in fit.factors]
     model.train()
     # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches would
     # not lead away.

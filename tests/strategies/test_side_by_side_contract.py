@@ -13,8 +13,9 @@ from tests.small_run import METHODS, same_bits, simulated_grid, small_config, st
 from wildflower.client_app import fitting, side_by_side, stack
 from wildflower.client_app.context import DeviceContext
 
-# FjORD draws a width for every batch; the others step two sets of weights, each by a rule of its own.
-IN_TURN = {"fjord", "fjord without distillation", "fednas", "rafl"}
+# FjORD draws a width for every batch, and ReCipFL's batch norms begin with a mean over the first batches. The others
+# step two sets of weights, each by a rule of its own.
+IN_TURN = {"fjord", "fjord without distillation", "recipfl", "fednas", "rafl", "rafl ensemble"}
 DOUBLE = torch.float64
 FIT_HERE, BEGIN = fitting.fit_here, DeviceContext.__init__
 
