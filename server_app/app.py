@@ -171,11 +171,11 @@ def _open_journal(config: RunConfig, run_dir: Path, engine: Engine) -> Journal:
         run_dir,
         config.to_dict(),
         config.resume,
-        engine.population.fleet_digest,
-        digests(config.modules()),
-        initial_digest(config),
-        data_of(engine),
-        engine.population.most_bytes,
+        fleet=engine.population.fleet_digest,
+        plugins=digests(config.modules()),
+        initial=initial_digest(config),
+        data=data_of(engine),
+        budgets=engine.population.most_bytes,
     )
     if privacy is not None:
         ledger.keep(privacy, run_dir)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from wildflower.messages.programs import (
+    Described,
     ExportError,
     Facts,
     Format,
@@ -61,19 +62,8 @@ def export(
 def facts_of(info: ModelInfo, file_format: Format) -> Facts:
     """The facts of a model of a run."""
     return Facts(
+        **info.model_dump(include=set(Described.model_fields)),
+        **info.model.model_dump(include={"family", "architecture", "exits", "score"}),
         format=file_format,
-        task=info.task,
-        input_shape=info.input_shape,
-        input_dtype=info.input_dtype,
-        classes=info.classes,
         labels=label_texts(info.label_names, info.classes),
-        columns=info.columns,
-        mean=info.mean,
-        std=info.std,
-        family=info.model.family,
-        architecture=info.model.architecture,
-        exits=info.model.exits,
-        metric=info.metric,
-        score=info.model.score,
-        round=info.round,
     )

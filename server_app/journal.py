@@ -40,23 +40,11 @@ class Journal:
         self._writer: SummaryWriter | None = None
 
     @classmethod
-    def open(
-        cls,
-        run_dir: Path,
-        config: Mapping[str, Any],
-        resume: bool,
-        fleet_digest: str = "",
-        plugins: Mapping[str, str] | None = None,
-        initial_digest: str = "",
-        data: Mapping[str, Any] | None = None,
-        budgets: Mapping[str, Any] | None = None,
-    ) -> "Journal":
+    def open(cls, run_dir: Path, config: Mapping[str, Any], resume: bool, **recorded: Any) -> "Journal":
         """Start a run's journal, or with `resume` go on with one, and write config.json.
 
-        `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them; `fleet_digest`
-        stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names,
-        `initial_digest` for the file of first weights, and `data` is what identifies the data, if the server has them.
-        `budgets` is the most that simulated devices of every tier have (`Fleet.most_bytes`).
+        `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them, and `recorded` are
+        the other fields of `RunFile`: fleet, plugins, initial, data, budgets.
         A resumed journal still holds all its rounds, of which `last_round` is the last that both files have in full:
         call `drop_after` with the round of the checkpoint.
 
@@ -72,28 +60,18 @@ class Journal:
         check_folder(run_dir, resume)
         private_folder(run_dir)
         journal = cls(run_dir, last_round=0)
+        of_run = {"config": dict(config), "versions": versions(), "seed": config["seed"], "fleet": ""}
+        kept = RunFile.model_validate(of_run | recorded)
         if resume:
             check_resumable(run_dir, config)
-            fleet = config.get("fleet"), fleet_digest
-            check_same(run_dir, fleet=fleet, plugins=plugins or {}, initial=initial_digest, data=data or {})
+            fleet = config.get("fleet"), kept.fleet
+            check_same(run_dir, fleet=fleet, plugins=kept.plugins, initial=kept.initial, data=kept.data)
             journal.last_round = whole_rounds(run_dir)
             if journal.last_round == len(read_rounds(run_dir)):
                 # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
                 journal.drop_after(journal.last_round)
         elif (run_dir / "devices.jsonl").exists():  # of a run that broke off before its first checkpoint
             journal.drop_after(0)
-        kept = RunFile.model_validate(
-            {
-                "config": dict(config),
-                "versions": versions(),
-                "seed": config["seed"],
-                "fleet-sha256": fleet_digest,
-                "plugins-sha256": dict(plugins or {}),
-                "initial-weights-sha256": initial_digest,
-                "data": dict(data or {}),
-                "budgets": dict(budgets or {}),
-            }
-        )
         text = kept.model_dump_json(by_alias=True, exclude_defaults=True, indent=2)
         write_whole(run_dir / "config.json", text + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor, float32, float64, nn, tensor
 
 from wildflower.devices.validation import one_line
-from wildflower.messages.programs import network_of
+from wildflower.messages.programs import Described, network_of
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.choice import Chosen
@@ -79,28 +79,16 @@ class SavedModel(Record):
     score: float
 
 
-class Evaluated(Record):
+class Evaluated(Described):
     """Facts that all models of one evaluation have in common.
 
     Attributes:
-        input_shape: of one input, without the batch.
-        metric, higher_is_better: the metric of the scores, and which of them are better.
-        mean, std: of the task's training inputs by channel, in the unit in which inputs are stored; None for tokens.
-        input_dtype: as what inputs are stored.
-        label_names, columns: of the classes and of a table's inputs, in their order; empty where the task has none.
+        higher_is_better: which of the scores are better.
+        label_names: of the classes, in their order; empty where the task has none.
     """
 
-    round: int
-    task: str
-    metric: str
     higher_is_better: bool
-    classes: int
-    input_shape: list[int]
-    mean: list[float] | None
-    std: list[float] | None
-    input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
     label_names: list[str] = Field(default_factory=list)
-    columns: list[str] = Field(default_factory=list)
 
 
 class SavedModels(Evaluated):

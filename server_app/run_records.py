@@ -44,6 +44,8 @@ class RunFile(Record):
         budgets: the most memory and payload that simulated devices of each tier have, `Fleet.most_bytes`.
     """
 
+    model_config = ConfigDict(populate_by_name=True)
+
     config: dict[str, Any]
     versions: dict[str, str | None]
     seed: int

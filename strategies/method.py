@@ -48,28 +48,6 @@ from wildflower.strategies.private_mean import PrivateMean
 from wildflower.strategies.training_steps import Training
 from wildflower.strategies.traits import Traits
 
-__all__ = [
-    "LEADING",
-    "Answer",
-    "ClientContext",
-    "ClientStep",
-    "Contribution",
-    "Group",
-    "Method",
-    "Model",
-    "Order",
-    "P",
-    "Selection",
-    "Setup",
-    "State",
-    "Stopwatch",
-    "Trained",
-    "Training",
-    "Traits",
-    "client_step_of",
-    "of_one_device",
-]
-
 P = TypeVar("P", bound=Params, default=Any)
 """The class of a method's settings."""
 

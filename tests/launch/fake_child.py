@@ -81,7 +81,7 @@ class Runs:
             run_dir,
             config.to_dict(),
             resume=config.resume,
-            fleet_digest=fleet,
+            fleet=fleet,
             plugins=plugins,
             data=data,
         )

@@ -253,7 +253,7 @@ def test_a_run_is_not_resumed_with_another_file(folder, tmp_path, monkeypatch):
     experiment = folder / "experiment.toml"
     with beside(experiment):
         config, run_dir = place(resolve(experiment, ["run-name=one"]).config, tmp_path, datetime.now())
-        Journal.open(run_dir, config.to_dict(), False, "", digests(config.modules()))
+        Journal.open(run_dir, config.to_dict(), False, plugins=digests(config.modules()))
     (folder / "bundled_more.py").write_text("RATE = 0.5 / 2\n")
     code, said = run(experiment, "run-name=one", "resume=true")
     assert code == 1

@@ -337,7 +337,7 @@ def test_a_run_that_cannot_be_resumed_so_starts_nothing(world, setting, words):
     (world.here / "changed.toml").write_text('[[group]]\nname = "all"\ncount = 20\nmemory = "1 GB"\n')
     config = resolve(world.here / "experiment.toml", [setting] if setting.startswith("fleet") else []).config
     config = place(config, world.here, datetime.now())[0]
-    journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    journal = Journal.open(world.run_dir, config.to_dict(), False, fleet=bundled_digest())
     for number in (1, 2):
         journal.write_round(fake_runs.a_round(number), [])
     code, text = world.run("finish", "resume=true", "rounds=3", setting)
@@ -350,7 +350,7 @@ def test_a_run_that_cannot_be_resumed_so_starts_nothing(world, setting, words):
 
 def test_a_run_that_goes_on_is_not_resumed(world):
     config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
-    journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    journal = Journal.open(world.run_dir, config.to_dict(), False, fleet=bundled_digest())
     for number in (1, 2):
         journal.write_round(fake_runs.a_round(number), [])
     with alone_in(world.run_dir):
@@ -393,7 +393,7 @@ def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, mon
 
     def other_begins(config, hooks):
         if ended:
-            journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+            journal = Journal.open(world.run_dir, config.to_dict(), False, fleet=bundled_digest())
             for number in (1, 2):
                 journal.write_round(fake_runs.a_round(number), [])
             journal.finish("finished")
@@ -426,7 +426,7 @@ def test_a_tracker_that_is_not_installed_starts_nothing(world, monkeypatch):
 def test_a_run_over_other_data_starts_nothing(world):
     config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
     recorded = {"classes": 9, "input-shape": "1x8x8"}
-    journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest(), data=recorded)
+    journal = Journal.open(world.run_dir, config.to_dict(), False, fleet=bundled_digest(), data=recorded)
     for number in (1, 2):
         journal.write_round(fake_runs.a_round(number), [])
     code, text = world.run("finish", "resume=true", "rounds=3")
@@ -443,7 +443,7 @@ def bundled_digest() -> str:
 @pytest.mark.thorough
 def test_a_run_is_resumed_with_what_may_change(world):
     config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
-    Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    Journal.open(world.run_dir, config.to_dict(), False, fleet=bundled_digest())
     code, text = world.run("finish", "resume=true", "rounds=3", "workers=1")
     assert (code, "round 1/3" in text) == (0, True)
 

@@ -272,7 +272,7 @@ def test_two_processes_do_not_write_one_run(tmp_path):
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
     config = small_config(tmp_path, rounds=1)
-    Journal.open(run_folder(config), config.to_dict(), False, build(config)[0].population.fleet_digest)
+    Journal.open(run_folder(config), config.to_dict(), False, fleet=build(config)[0].population.fleet_digest)
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, resume=True))
     assert [record.round for record in read_rounds(run_dir)] == [1]
 

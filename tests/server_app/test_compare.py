@@ -19,7 +19,7 @@ def a_run(run_dir: Path, scores: list[float | None], *, finished: bool = True, *
     """A run that delivers these scores; the whole model has half of them, the worst tier a quarter."""
     of_rounds = ("devices_without_model", "devices_beyond_budget", "scoring_bytes_down", "statistics_bytes_down")
     more = {key: config.pop(key) for key in of_rounds if key in config}
-    held = {key: config.pop(key) for key in ("plugins", "initial_digest", "data", "budgets") if key in config}
+    held = {key: config.pop(key) for key in ("plugins", "initial", "data", "budgets") if key in config}
     config = CONFIG | {"run-name": run_dir.name} | config
     journal = Journal.open(run_dir, config, resume=False, **held)
     for number, score in enumerate(scores, start=1):
@@ -154,7 +154,7 @@ def test_rows_are_called_after_the_method_and_what_differs_in_it(tmp_path):
         ({"plugins": {"anchor": "0" * 64}}, {"plugins": {"anchor": "1" * 64}}, "module anchor-sha256"),
         ({"plugins": {"data": "0" * 64}}, {"plugins": {"data": "1" * 64}}, "module data-sha256"),
         ({"plugins": {"fleet": "0" * 64}}, {"plugins": {"fleet": "1" * 64}}, "module fleet-sha256"),
-        ({"initial_digest": "0" * 64}, {"initial_digest": "1" * 64}, "initial-weights-sha256"),
+        ({"initial": "0" * 64}, {"initial": "1" * 64}, "initial-weights-sha256"),
         ({"data": {"sha256": "0" * 64}}, {"data": {"sha256": "1" * 64}}, "data-sha256"),
     ],
 )
@@ -546,7 +546,11 @@ def test_hooks_make_no_other_experiment_and_are_told(tmp_path):
         ),
         ("rounds.jsonl", '{"round": 1}\n', r"rounds\.jsonl, line 1: the key 'strategy' is missing \(and \d+ more\)$"),
         ("summary.json", "{}", r"summary\.json cannot be read: the key 'status' is missing \(and"),
-        ("summary.json", "", r"summary\.json: it is not JSON: EOF while parsing a value at line 1 column 0$"),
+        (
+            "summary.json",
+            "",
+            r"summary\.json cannot be read: it is not JSON: EOF while parsing a value at line 1 column 0$",
+        ),
     ],
 )
 def test_a_broken_run_is_named_and_left_out(file, text, why, tmp_path):

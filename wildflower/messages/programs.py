@@ -55,37 +55,46 @@ class ExportError(UserError):
     """A model that cannot be written or read; the text says why, and what would be right."""
 
 
-class Facts(BaseModel):
-    """Facts beside an exported model as JSON: how inputs look, and what outputs mean.
+class Described(BaseModel):
+    """The inputs and outputs of a model that was scored.
 
     Attributes:
-        input_shape, input_dtype: of one input, without the batch.
-        labels: names of the outputs, in their order: "0", "1" and so on where classes have none; empty where the one
-            output is a number.
+        input_shape, input_dtype: of one input, without the batch, and as what inputs are stored.
         columns: names of an input's values, in their order, of a table; empty of other inputs.
-        mean, std: with which the program normalizes by channel; None where inputs are tokens.
-        family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
-        score: the value of `metric` on the task's test set, or on the tier's devices where they test; of a model that
-            never left its device, on that one's examples, and None where it holds none out.
+        mean, std: of the training inputs by channel, with which inputs are normalized; None where they are tokens.
+        metric: of its score on the task's test set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
-    format: Format
     task: str
     input_shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=1, max_length=4)]
     input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
     classes: Annotated[int, Field(ge=1)]
-    labels: list[str]
     columns: list[str] = []
     mean: list[float] | None
     std: list[float] | None
+    metric: str
+    round: int
+
+
+class Facts(Described):
+    """Facts beside an exported model as JSON: how inputs look, and what outputs mean.
+
+    Attributes:
+        labels: names of the outputs, in their order: "0", "1" and so on where classes have none; empty where the one
+            output is a number.
+        family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
+        score: the value of `metric`, or that on the tier's devices where they test; of a model that never left its
+            device, on that one's examples, and None where it holds none out.
+    """
+
+    format: Format
+    labels: list[str]
     family: dict[str, Any]
     architecture: dict[str, list[int]]
     exits: Literal["deepest", "mean"]
-    metric: str
     score: float | None
-    round: int
 
 
 def label_texts(names: Sequence[str], classes: int) -> list[str]:
