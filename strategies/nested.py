@@ -57,7 +57,7 @@ class NestedTraining(MaskedTraining):
 
 
 class LeadingCut(nn.Module):
-    """A smaller sub-model that computes with the leading slices of the parameters of the model around it.
+    """A smaller sub-model that computes with the leading slices of a model's parameters.
 
     It has no parameters of its own, so that its gradients arrive in those of the model. Buffers that are not part of
     its state are those of a fresh sub-model.
@@ -67,7 +67,8 @@ class LeadingCut(nn.Module):
         super().__init__()
         coordinates = family.place(architecture).within(family.place(whole))
         own = {name: tensor[coordinates[name]] for name, tensor in model.state_dict().items() if name in coordinates}
-        self.cut = with_weights(family, architecture, own).train()  # by the module's own, which may leave parts out
+        # By the module's own `train`, which may leave parts in evaluation.
+        self.cut = with_weights(family, architecture, own).train()
         if (device := next(model.parameters()).device).type != "cpu":  # what it has beside the slices
             self.cut.to(device)
         taken: dict[Tensor, list[str]] = {}  # a tensor that several of its modules share has several names
@@ -86,7 +87,7 @@ class LeadingCut(nn.Module):
                 found |= dict.fromkeys(names, whole_state[known][coordinates[known]])
             return found
 
-        self.slices = slices  # in which the model is no part of this module
+        self.slices = slices  # and not the model, which would become a part of this module
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, *input shape) -> logits."""

@@ -43,6 +43,12 @@ WORKLOADS = {
         "widths=0.25",
         "evaluate-every=9",
     ],
+    "wildflower, 100 of 1,000 devices in a round": [
+        *MANY,
+        "strategy=wildflower",
+        "devices=1000",
+        "devices-per-round=100",
+    ],
 }
 WAYS = ("off", "32", "fastest")
 

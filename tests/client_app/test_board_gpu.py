@@ -56,6 +56,7 @@ from wildflower.strategies.shared_losses import Regularizer
 from wildflower.strategies.static_norm import MaskedTraining
 from wildflower.strategies.statistics import TakeStatistics
 from wildflower.strategies.training_steps import ClassCounts
+from wildflower.strategies.wildflower import LevelTraining
 
 BOARD = os.environ.get("WILDFLOWER_BOARD_DEVICE", "cpu")
 ITS_NAME = "cpu" if BOARD == "cpu" else torch.cuda.get_device_name()
@@ -279,21 +280,28 @@ def test_a_node_answers_as_without_it(trainer, tmp_path, local, family, strength
     assert all(torch.allclose(v, kept[1][0][n], rtol=0, atol=1e-5) for n, v in kept[0][0].items())
 
 
-def test_a_loss_that_is_another_one_for_every_batch_is_trained_on_the_cpu_and_that_is_said(trainer, tmp_path, caplog):
-    """FjORD's. What comes out are the bits of a node without a trainer: tracing has drawn no width."""
+@pytest.mark.parametrize(
+    ("step", "settings", "why"),
+    [
+        (OrderedDropout, {"distillation": False}, "the loss is another one for every batch"),
+        (LevelTraining, {}, "its trainer has no factors of gradients"),
+    ],
+    ids=["fjord", "wildflower"],
+)
+def test_what_the_board_cannot_compute_is_trained_on_the_cpu_and_that_is_said(
+    trainer, tmp_path, caplog, step, settings, why
+):
+    """What comes out are the bits of a node without a trainer: tracing has drawn no width of FjORD's."""
     family = replace(LENET, norm="static")
-    order = work_order(1, family, local=OrderedDropout(lower=(family.width(0.25),), distillation=False))
-    arrays = []
+    order = work_order(1, family, local=step(lower=(family.width(0.25),), **settings))
+    name, arrays = order.client_step.name, []
     for config in ({"gpu-trainer": str(trainer)}, {}):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "flwr"):
             reply, returned = answer(tmp_path, order, config=config, family=family)
         assert parse(Reply, reply).updates[0].outcome == "trained"
-        said = "cannot train wildflower.strategies.fjord:OrderedDropout (the loss is another one for every batch)"
-        assert (said in caplog.text) == bool(config)
-        assert ("Device 1: wildflower.strategies.fjord:OrderedDropout is trained on the CPU" in caplog.text) == bool(
-            config
-        )
+        assert (f"cannot train {name} ({why})" in caplog.text) == bool(config)
+        assert (f"Device 1: {name} is trained on the CPU" in caplog.text) == bool(config)
         arrays.append(returned)
     assert arrays[0] == arrays[1]
 
