@@ -20,7 +20,8 @@ METHODS = {
     "heterofl": ["strategy=heterofl"],
     "wildflower": ["strategy=wildflower"],
     "fedrolex": ["strategy=fedrolex"],
-    "model-search": ["strategy=model-search"],
+    # Distillation is 100 steps of 4 sub-models, as many FLOPs as 200 times the training of a round.
+    "model-search": ["strategy=model-search", "distillation.steps=0"],
     "depthfl": ["strategy=depthfl"],
     "rafl": ["strategy=rafl", "rafl.searcher=pool"],
     "recipfl": ["strategy=recipfl", "freeze=features"],  # which takes weights for frozen parts alone

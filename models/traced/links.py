@@ -9,7 +9,7 @@ links as in `wildflower.models.composition`. A block that is left out is some li
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -20,11 +20,10 @@ from torch import Tensor
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.composition import Frame, Profile, total
-from wildflower.models.cost import Convolution
 from wildflower.models.network import Network
 from wildflower.models.trace import follow
 from wildflower.models.traced.graph import GETITEM, Graph, Operation, StateTensor
-from wildflower.models.traced.price import Computed, Factors, Product, Recorder
+from wildflower.models.traced.price import Computed, Event, Factors, Product, Recorder, convolutions_in, played
 from wildflower.models.traced.program import INPUT, Program, reads
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 CLOSE = 0.02  # share by which the memory of links may differ from that of the step
 LOSS = -1  # the number of what is behind the last link
-Event = tuple[int, Product | Computed]
 Part = tuple[bool, int]  # of a step: whether it is the way back, and the link
 
 
@@ -80,7 +78,7 @@ class LinkCost:
     """Costs that a link adds to a step, for all widths.
 
     Attributes:
-        forward, backward: what it allocates (1), frees (-1) or only needs inside of an operator (0).
+        forward, backward: what it allocates and frees.
         carried: what is live more (1) or less (-1) as its backward pass begins than as its forward pass ended, but for
             gradients of parameters behind it.
         loss_bytes: what is counted as kept of the loss.
@@ -99,9 +97,9 @@ class LinkCost:
 
     def at(self, widths: Sequence[int]) -> Profile:
         """Return the costs for kept channels of all groups."""
-        forward_peak, added = _played(self.forward, widths)
-        backward_peak, _ = _played(self.backward, widths)
-        _, carried = _played(self.carried, widths)
+        forward_peak, added = played(self.forward, widths)
+        backward_peak, _ = played(self.backward, widths)
+        _, carried = played(self.carried, widths)
         entries = [(math.prod(self.graph.shape(t, widths)), t.kind == "buffer") for t in self.tensors]
         parameters = [size for size, is_buffer in entries if not is_buffer]
         there, back = (sum(product.at(widths) for product in flops) for flops in self.flops)
@@ -114,31 +112,17 @@ class LinkCost:
             backward_peak_bytes=added + carried - self.loss_bytes + backward_peak,
             training_flops=(there + back) // self.examples,
             keeps_result=False,
-            convolutions=frozenset(_convolution(c, widths) for _, c in self.forward if isinstance(c, Computed)),
+            convolutions=frozenset(convolutions_in(self.forward, widths)),
             macs=there // 2 // self.examples,
         )
 
     def groups(self) -> set[int]:
         """Return the numbers of the groups on which the costs depend."""
         products: list[Product] = []
-        for what in (*chain(*self.flops), *(what for _, what in (*self.forward, *self.backward, *self.carried))):
+        for what in (*chain(*self.flops), *(what for *_, what in (*self.forward, *self.backward, *self.carried))):
             products += [what] if isinstance(what, Product) else chain(*what.shapes)
         of_tensors = {stretch.group for t in self.tensors for parts in t.dimensions for stretch in parts} - {-1}
         return of_tensors | {n for product in products for terms in product.sums for _, *ns in terms for n in ns}
-
-
-def _convolution(what: Computed, widths: Sequence[int]) -> Convolution:
-    read, weight, made = (tuple(size.at(widths) for size in shape) for shape in what.shapes)
-    return read[1:], made[1:], weight[-1]
-
-
-def _played(events: Iterable[Event], widths: Sequence[int]) -> tuple[int, int]:
-    """Return the most bytes that are live more than at the beginning, and those at the end."""
-    live = peak = 0
-    for sign, what in events:
-        live += sign * what.at(widths)
-        peak = max(peak, live if sign else live + what.at(widths))
-    return peak, live
 
 
 # Dividing a step ------------------------------------------------------------------------------------------------------
@@ -275,19 +259,16 @@ def _divided(family: Traced, ends: Sequence[int], recorder: _Marking, batch_size
     if [part for part, _, _ in marks] != order:
         raise ValueError(f"{family.function}: its training step is no chain")
     # Gradients stay to the end; what is freed behind the last operator is the whole step.
-    end = max(number for number, (_, what) in enumerate(recorder.events) if what is not None) + 1
+    end = max(place for place, (sign, *_) in enumerate(recorder.events) if sign >= 0) + 1
     edges = [(events, flops) for _, events, flops in marks] + [(end, len(recorder.flops))]
-    size_of = {number: what for number, what in recorder.events if isinstance(what, Product)}
+    size_of = {number: size for sign, number, size in recorder.events if sign > 0}
     made: dict[int, int] = {}  # storage -> the place of the part that allocates it
     gone: dict[int, int] = {}
-    parts: list[list[Event]] = []
-    for place, ((first, _), (end, _)) in enumerate(pairwise(edges)):
-        parts.append([])
-        for number, what in recorder.events[first:end]:
-            (gone if what is None else made).setdefault(number, place)
-            sign = -1 if what is None else 0 if isinstance(what, Computed) else 1
-            parts[-1].append((sign, size_of[number] if what is None else what))
-    made.pop(-1, None)  # what has no number
+    parts = [recorder.events[first:end] for (first, _), (end, _) in pairwise(edges)]
+    for place, part in enumerate(parts):
+        for sign, number, _ in part:
+            if sign:
+                (made if sign > 0 else gone).setdefault(number, place)
     flops = [recorder.flops[first:end] for (_, first), (_, end) in pairwise(edges)]
     tensors, loss_bytes = _own_tensors(family, ends), Frame.of(family, batch_size, "sgd").loss_kept_bytes
     found = []
@@ -298,9 +279,9 @@ def _divided(family: Traced, ends: Sequence[int], recorder: _Marking, batch_size
             end = gone.get(number, len(order))
             stays = back <= end < len(order) or (end == len(order) and place == count)
             if there < place < back and stays:
-                carried.append((1, size_of[number]))
+                carried.append((1, number, size_of[number]))
             elif place <= there < end < back:
-                carried.append((-1, size_of[number]))
+                carried.append((-1, number, size_of[number]))
         of_link = (flops[there], flops[back])
         costs = parts[there], parts[back], carried, loss_bytes, tensors[link], of_link, max(2, batch_size), family.read
         found.append(LinkCost(*costs))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
+from wildflower.models.cost import Convolution, forward_copies
 from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.trace import KERNELS_ON_CPUS, Step, Storages, follow, memory_inside
@@ -60,16 +61,39 @@ class Computed:
         return self.counted(*[[size.at(widths) for size in shape] for shape in self.shapes])
 
 
+Event = tuple[int, int, Product | Computed]
+"""What is allocated (1), freed (-1) or only needed inside of an operator (0); the number of its storage; its bytes."""
+
+
+def played(events: Iterable[Event], widths: Sequence[int]) -> tuple[int, int]:
+    """Return the most bytes that are live more than at the beginning, and those at the end."""
+    live = peak = 0
+    for sign, _, what in events:
+        size = what.at(widths)
+        live += sign * size
+        peak = max(peak, live if sign else live + size)
+    return peak, live
+
+
+def convolutions_in(events: Iterable[Event], widths: Sequence[int]) -> set[Convolution]:
+    """Return the distinct convolutions that are computed forward."""
+    found: set[Convolution] = set()
+    for _, _, what in events:
+        if isinstance(what, Computed) and what.counted is forward_copies:
+            read, weight, made = (tuple(size.at(widths) for size in shape) for shape in what.shapes)
+            found.add((read[1:], made[1:], weight[-1]))
+    return found
+
+
 class Recorder(Storages):
     """Follows a step with primes for widths, and notes what is allocated and freed when."""
 
     def __init__(self, fixed: list[Tensor], factors: Factors) -> None:
         super().__init__(fixed)
         self.factors = factors
-        self.numbers: dict[int, int] = {}  # storage -> its number
-        self.events: list[tuple[int, Product | Computed | None]] = []
+        self.held: dict[int, tuple[int, Product]] = {}  # storage -> its number and its bytes
+        self.events: list[Event] = []
         self.flops: list[Product | Computed] = []
-        self.made: set[tuple[tuple[Product, ...], tuple[Product, ...], int]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what an operator takes inside of it before its result is held."""
@@ -82,10 +106,7 @@ class Recorder(Storages):
             self.flops.append(self.factors.of(counted(*args, **(kwargs or {}), out_val=result)))
         if (inside := memory_inside(func, args, result)) is not None:
             counting, tensors = inside
-            shapes = tuple(self._shape(tensor) for tensor in tensors)
-            self.events.insert(at, (-1, Computed(counting, shapes)))
-            if func is aten.convolution.default:
-                self.made.add((shapes[0][1:], shapes[2][1:], args[1].shape[-1]))
+            self.events.insert(at, (0, -1, Computed(counting, tuple(self._shape(tensor) for tensor in tensors))))
         return result
 
     def hold(self, tensor: Tensor) -> None:
@@ -96,12 +117,12 @@ class Recorder(Storages):
         is_new = storage._cdata not in self._known
         super().hold(tensor)
         if is_new:
-            self.numbers[storage._cdata] = len(self.events)
-            self.events.append((len(self.events), self.factors.of(storage.nbytes())))
+            self.held[storage._cdata] = len(self.events), self.factors.of(storage.nbytes())
+            self.events.append((1, *self.held[storage._cdata]))
 
     def _release(self, key: int, size: int) -> None:
         super()._release(key, size)
-        self.events.append((self.numbers.pop(key), None))
+        self.events.append((-1, *self.held.pop(key)))
 
     def _shape(self, tensor: Tensor) -> tuple[Product, ...]:
         return tuple(self.factors.of(size) for size in tensor.shape)
@@ -168,9 +189,8 @@ class Recorded:
     """
 
     step: Step
-    events: list[tuple[int, Product | Computed | None]]
+    events: list[Event]
     flops: list[Product | Computed]
-    convolutions: set[tuple[tuple[Product, ...], tuple[Product, ...], int]]
     share: Fraction
     constant_bytes: int
 
@@ -182,32 +202,17 @@ class Recorded:
             tensors: of its state; parameters are those that are no statistics.
             learned: names of those that have gradients.
         """
-        live = peak = 0
-        sizes: dict[int, int] = {}
-        for number, what in self.events:
-            if isinstance(what, Computed):
-                peak = max(peak, live + what.at(widths))
-            elif what is None:
-                live -= sizes.pop(number)
-            else:
-                sizes[number] = what.at(widths)
-                live += sizes[number]
-                peak = max(peak, live)
         entries = {name: math.prod(spec.shape) for name, spec in tensors.items()}
         state_bytes = sum(entries[name] * spec.dtype.itemsize for name, spec in tensors.items())
-        convolutions = {
-            (tuple(size.at(widths) for size in read), tuple(size.at(widths) for size in made), kernel)
-            for read, made, kernel in self.convolutions
-        }
         return replace(
             self.step,
-            peak_bytes=peak,
+            peak_bytes=played(self.events, widths)[0],
             trained=sum(entries[name] for name in learned),
             largest=max((entries[name] for name in learned), default=0),
             state_bytes=state_bytes,
             held_bytes=state_bytes + self.constant_bytes,
             flops=int(self.share * sum(product.at(widths) for product in self.flops)),
-            convolutions=convolutions,
+            convolutions=convolutions_in(self.events, widths),
         )
 
 
@@ -243,7 +248,7 @@ def record(
     [recorder] = recorders
     share = Fraction(batch_size, max(2, batch_size) * (2 if accumulates else 1))
     constant_bytes = sum(constant.tensor().nbytes for constant in graph.constants.values())
-    return Recorded(step, recorder.events, recorder.flops, recorder.made, share, constant_bytes)
+    return Recorded(step, recorder.events, recorder.flops, share, constant_bytes)
 
 
 def _primes(size: int, seed: int) -> list[int]:
