@@ -20,7 +20,7 @@ METHODS = {
     "heterofl": ["strategy=heterofl"],
     "wildflower": ["strategy=wildflower"],
     "fedrolex": ["strategy=fedrolex"],
-    # Distillation is 100 steps of 4 sub-models, as many FLOPs as 200 times the training of a round.
+    # Distillation computes 400 batches of 64 inputs, 50 times as many examples as a round's training.
     "model-search": ["strategy=model-search", "distillation.steps=0"],
     "depthfl": ["strategy=depthfl"],
     "rafl": ["strategy=rafl", "rafl.searcher=pool"],

@@ -252,7 +252,7 @@ class Bound(Frontier):
         merged[PARAMETERS] = np.maximum.reduceat(labels[PARAMETERS], starts)
         # Weights, optimizer state and gradients of the most parameters must not cost more than those of any in the
         # range: what they cost too much is taken off the buffers.
-        times = 2 + self.frame.state
+        times = self.frame.copies + self.frame.piling
         entries = np.minimum.reduceat(labels[PARAMETERS] * times + labels[BUFFERS], starts)
         merged[BUFFERS] = entries - times * merged[PARAMETERS]
         return merged
