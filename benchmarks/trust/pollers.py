@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.constant import HEARTBEAT_BASE_MULTIPLIER, HEARTBEAT_CALL_TIMEOUT, HEARTBEAT_DEFAULT_INTERVAL
 
 from tests.deployment import Deployment, free_port
+from wildflower.client_app.starter import POLL
 from wildflower.client_app.supernode import LONGEST_POLL_SECONDS
 
 RESULTS = Path(__file__).with_name("pollers.json")
@@ -123,6 +124,7 @@ def _devices(keys: list[bytes], address: str, authority: Path, end: float, ask_s
         thread.start()
     for thread in threads:
         thread.join()
+    found["processor seconds"] = time.process_time()
     results.put(found)
 
 
@@ -158,7 +160,7 @@ def measure(folder: Path, devices: int, seconds: float, ask_seconds: float, alon
     from cryptography.hazmat.primitives.serialization import NoEncryption, PrivateFormat
 
     folder.mkdir()
-    deployment = Deployment(folder / "flower", key_count=1)
+    deployment = Deployment(folder / "flower", {POLL: "0.25"}, key_count=1)  # as deploy/Dockerfile says
     assert deployment.secrets is not None
     keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(devices)]
     for place, key in enumerate(keys):
@@ -214,6 +216,7 @@ def measure(folder: Path, devices: int, seconds: float, ask_seconds: float, alon
                 for line in (folder / "gate.log").read_text(errors="replace").splitlines()
             ).most_common(5),
             "processor seconds of it": round(spent, 1),
+            "processor seconds of the devices": round(sum(part["processor seconds"] for part in found), 1),
             "load of the machine": round(os.getloadavg()[0], 1),
         }
     finally:
@@ -262,7 +265,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.table:
         found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        which = "" if given.devices == parser.get_default("devices") else f"{given.devices} devices, "
+        which = f"{given.devices:,} devices every {given.ask:g} s, "
         for name, alone in (("gate and SuperLink", False), ("gate alone", True)):
             with tempfile.TemporaryDirectory() as folder:
                 seconds = min(given.seconds, MOST_SECONDS)
