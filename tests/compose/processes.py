@@ -3,18 +3,15 @@
 Not part of `make test`, because most of their time is waiting: `make test-compose` names this file.
 """
 
-import re
-import signal
 import time
 import tomllib
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.deployment import Deployment, kill
-from tests.launch.test_bundle import OWN, run_what_is_ones_own
-from tests.launch.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
+from tests.launch.test_bundle import OWN
+from tests.launch.test_end_to_end import start
 from tests.small_run import connected_grid, same_bits
 from wildflower.cli.fleet_state import fleet_rows, state_of
 from wildflower.launch.before import Deployment as At
@@ -172,7 +169,7 @@ def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tm
         said = done.communicate()[0]
         assert done.returncode == 0, said
         with connected(deployment.address, None) as link:  # as `flwr run .` does
-            run_id = link.submit(ROOT, tmp_path / "plain.toml", {})
+            run_id = link.submit(ROOT, tmp_path / "plain.toml")
             while not link.status(run_id).ended:
                 time.sleep(1)
             assert link.status(run_id).completed, (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
@@ -184,47 +181,30 @@ def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tm
 
 
 @pytest.mark.flower
-def test_a_method_a_family_and_a_task_of_ones_own_run_under_flower_without_editing_the_project(tmp_path):
-    run_what_is_ones_own("flower", tmp_path)
-
-
-def left_running(folder: Path) -> list[str]:
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        if str(folder) in " ".join([*(process.info["cmdline"] or []), *(process.info["environ"] or {}).values()]):
-            found.append(str(process))
-    return found
-
-
-@pytest.mark.flower
-def test_a_run_on_flowers_engine_is_interrupted_resumed_and_finished_with_the_bits_of_own_workers(tmp_path):
-    experiment, run_dir = write_experiment(tmp_path, "flower"), tmp_path / "one"
-    process = start(experiment)
-    wait_for_round(process, 2)
-    process.send_signal(signal.SIGINT)
-    after = process.communicate()[0]
-    assert process.returncode == 130, after
-    assert "--set resume=true --set run-name=one" in after
-    (folder,) = set(
-        re.findall(r"Successfully installed wildflower to (\S+)/home/apps", (run_dir / "app.log").read_text())
-    )
-    assert not Path(folder).exists()
-    assert left_running(Path(folder)) == []
-    assert read_summary(run_dir) is None
-    interrupted = read_rounds(run_dir)
-    assert len(interrupted) >= 2
-
-    rounds = check_resumed(experiment, run_dir, interrupted)
-    assert (run_dir / "report.html").read_text().startswith("<!doctype html>")
-
-    own = start(experiment, "engine=local", "workers=2", "run-name=two", f"rounds={rounds}")
-    said = own.communicate()[0]
-    assert own.returncode == 0, said
-    states = [tmp_path / run / "checkpoint" / f"round-{rounds}" / "state.safetensors" for run in ("one", "two")]
+def test_flowers_simulation_gives_the_bits_of_own_workers(tmp_path):
+    shared = {"task": "digits", "family": "lenet5", "devices-per-round": 2, "rounds": 3, "evaluate-every": 1}
+    shared |= {"local-steps": 2, "output-dir": str(tmp_path)}
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text(write_toml(shared | {"run-name": "one"}))
+    deployment = Deployment(tmp_path / "flower")
+    try:
+        deployment.start_superlink("--simulation")
+        nodes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
+        with connected(deployment.address, None) as link:  # as `flwr run .` does
+            run_id = link.submit(ROOT, experiment, "--federation-config", nodes)
+            while not link.status(run_id).ended:
+                time.sleep(1)
+            assert link.status(run_id).completed, (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
+    finally:
+        deployment.close()
+    assert (tmp_path / "one" / "report.html").read_text().startswith("<!doctype html>")
+    own = start(experiment, "workers=1", "run-name=two")
+    told = own.communicate()[0]
+    assert own.returncode == 0, told
+    states = [tmp_path / run / "checkpoint" / "round-3" / "state.safetensors" for run in ("one", "two")]
     assert states[0].read_bytes() == states[1].read_bytes()
-    assert [(r.score, r.loss) for r in read_rounds(tmp_path / "two")] == [
-        (r.score, r.loss) for r in read_rounds(run_dir)
-    ]
+    scores = [[(r.score, r.loss) for r in read_rounds(tmp_path / run)] for run in ("one", "two")]
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.flower

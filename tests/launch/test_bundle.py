@@ -338,12 +338,12 @@ TASK = Kind(load, "mine_all:Narrow")
 '''
 
 
-def run_what_is_ones_own(engine, tmp_path):
-    """A method, a family and a task in a file beside the experiment, on one of the engines."""
+@pytest.mark.thorough
+def test_a_method_a_family_and_a_task_of_ones_own_run_without_editing_the_project(tmp_path):
     (tmp_path / "mine_all.py").write_text(OWN)
     (tmp_path / "experiment.toml").write_text(
         'strategy = "mine_all:Mine"\ntask = "mine_all:TASK"\nworkers = 2\nrounds = 2\ndevices-per-round = 4\n'
-        f'engine = "{engine}"\nbelow-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n'
+        f'below-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n'
         "[mine-all]\nshare = 0.75\n"
     )
     done = run_python(
@@ -362,8 +362,3 @@ def run_what_is_ones_own(engine, tmp_path):
     assert "A share" in (tmp_path / "one" / "report.html").read_text()
     assert json.loads((tmp_path / "one" / "config.json").read_text())["config"] == content.config
     assert RunConfig().strategy == "heterofl"
-
-
-@pytest.mark.thorough
-def test_a_method_a_family_and_a_task_of_ones_own_run_without_editing_the_project(tmp_path):
-    run_what_is_ones_own("local", tmp_path)

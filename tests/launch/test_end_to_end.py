@@ -1,4 +1,4 @@
-"""The command with the real app, on its own workers and on Flower's: started, interrupted, resumed, finished."""
+"""The command with the real app on its own workers: started, interrupted, resumed, finished."""
 
 import signal
 import subprocess
@@ -26,10 +26,10 @@ def start(experiment: Path, *overrides: str) -> subprocess.Popen[str]:
     )
 
 
-def write_experiment(folder: Path, engine: str) -> Path:
+def write_experiment(folder: Path) -> Path:
     experiment = folder / "experiment.toml"
     experiment.write_text(
-        f'''task = "digits"\nworkers = 1\ndevices-per-round = 2\nrounds = 500\nengine = "{engine}"
+        f'''task = "digits"\nworkers = 1\ndevices-per-round = 2\nrounds = 500
 evaluate-every = 1\nlearning-rate = 0.01\noutput-dir = "{folder}"\nrun-name = "one"\n'''
     )
     return experiment
@@ -45,8 +45,8 @@ def wait_for_round(process: subprocess.Popen[str], number: int) -> None:
     assert before[-1].startswith(f"round {number}/500, delivered accuracy "), "".join(before)
 
 
-def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) -> int:
-    """Resume a run that was stopped behind these rounds, for one round more; its number of rounds."""
+def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) -> None:
+    """Resume a run that was stopped behind these rounds, for one round more."""
     rounds = len(before) + 1
     resumed = start(experiment, "resume=true", f"rounds={rounds}")
     said = resumed.communicate()[0]
@@ -58,14 +58,13 @@ def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) ->
     assert (summary.status, summary.rounds) == ("finished", rounds)
     # The last round may be done again; the ones before it are those of the first start.
     assert read_rounds(run_dir)[: len(before) - 1] == before[:-1]
-    return rounds
 
 
 @pytest.mark.thorough
 def test_what_is_found_while_a_run_is_built_is_told_before_its_rounds_and_once(tmp_path):
     torch.save({"block1.conv.bias": torch.zeros(6)}, tmp_path / "part.pth")
     settings = ("rounds=1", "family=lenet5", f"initial.weights={tmp_path / 'part.pth'}")
-    process = start(write_experiment(tmp_path, "local"), *settings)
+    process = start(write_experiment(tmp_path), *settings)
     said = process.communicate()[0]
     assert process.returncode == 0, said
     assert 0 < said.index("drawn at random: block1.conv.weight") < said.index("round 1/1")
@@ -74,7 +73,7 @@ def test_what_is_found_while_a_run_is_built_is_told_before_its_rounds_and_once(t
 
 @pytest.mark.thorough
 def test_a_run_on_own_workers_is_interrupted_resumed_killed_and_finished(tmp_path):
-    experiment, run_dir = write_experiment(tmp_path, "local"), tmp_path / "one"
+    experiment, run_dir = write_experiment(tmp_path), tmp_path / "one"
     process = start(experiment)
     wait_for_round(process, 2)
     running = psutil.Process(process.pid).children(recursive=True)
@@ -110,7 +109,7 @@ def test_a_run_on_own_workers_is_interrupted_resumed_killed_and_finished(tmp_pat
 
 @pytest.mark.thorough
 def test_a_run_on_own_workers_that_fails_tells_why(tmp_path):
-    experiment = write_experiment(tmp_path, "local")
+    experiment = write_experiment(tmp_path)
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "checkpoint").write_text("in the way")
     process = start(experiment)
