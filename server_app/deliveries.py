@@ -30,7 +30,7 @@ from wildflower.devices.validation import one_line
 from wildflower.messages.delivery import Delivered, Delivery, Version
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Hex64
-from wildflower.messages.programs import LIBRARIES, ProgramFormat, facts_path
+from wildflower.messages.programs import LIBRARIES, ProgramFormat, check_writable, facts_path
 from wildflower.messages.wire import DELIVERED_LIMITS, from_records, to_records
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
@@ -81,6 +81,7 @@ _ANSWERS = TypeAdapter(dict[int, Delivered])
 def write_programs(run_dir: Path, file_format: ProgramFormat = "pt2") -> str:
     """Write the best models of a run as programs for its tiers, unless they are there. -> their version, now the
     newest."""
+    check_writable(file_format)
     files = {tier: f"{place}.{file_format}" for place, tier in enumerate(["", *tiers_of(run_dir)])}
     models = {tier: find_model(run_dir, tier=tier or None)[1] for tier in files}
     made_from = {

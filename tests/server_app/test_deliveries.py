@@ -1,6 +1,7 @@
 """Models of a run on their way to its devices, over nodes in this process."""
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from wildflower.messages.delivery import Delivery
 from wildflower.messages.programs import Facts
 from wildflower.server_app import deliveries
 from wildflower.server_app.app import run
+from wildflower.server_app.config import RunConfig
 from wildflower.server_app.deliveries import NEWEST, newest, read_delivered, write_programs
 from wildflower.server_app.export import export
 
@@ -248,6 +250,21 @@ def test_a_damaged_file_of_a_version_is_neither_kept_nor_sent(delivered_run, exp
         run(grid, again)
         assert brought(grid) == sent + 2
         assert all(answer.used for answer in read_delivered(run_dir).values())
+
+
+def test_a_run_goes_on_without_a_library_that_its_format_needs(delivered_run, caplog, monkeypatch):
+    run_dir, _, config, version = delivered_run
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    config = RunConfig.from_run_config(config.to_dict() | {"delivery.format": "onnx"})
+    engine = SimpleNamespace(method=SimpleNamespace(round=3))
+    deliveries.Deliveries(run_dir, config, engine).write()
+    assert "Nothing new is delivered after round 3: the format onnx needs onnxscript" in caplog.text
+    assert newest(run_dir)[1].version == version
 
 
 def test_a_run_that_has_not_ended_is_not_taken_up_by_the_command(tmp_path):

@@ -86,14 +86,12 @@ def _check_ended(run_dir: Path) -> None:
 def _write(run_dir: Path, file_format: "ProgramFormat") -> str:
     """Write what is to be delivered of a run. -> its version."""
     from wildflower.launch.experiment_file import of_run
-    from wildflower.messages.programs import check_writable
     from wildflower.server_app.deliveries import write_personal, write_programs
     from wildflower.server_app.run_folder import read_rounds
 
     config = of_run(run_dir, [])
     if config.method.traits(config.params).personal:
         return write_personal(run_dir, len(read_rounds(run_dir)), file_format)
-    check_writable(file_format)
     return write_programs(run_dir, file_format)
 
 
