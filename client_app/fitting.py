@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -79,12 +80,15 @@ def fit_here(fit: Fit) -> float:
     parameters = trained_parameters(model)
     optimizer = optimizer_of(parameters, training, fit.device, fit.rate)
     regularize = None if fit.regularizer is None else regularizing(model, fit.regularizer)
-    scaled = [(p, fit.factors[name]) for name, p in parameters.items() if name in fit.factors]
     model.train()
-    # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches would
-    # not lead away.
     seen, total = 0, torch.zeros((), dtype=torch.float64)
-    with mean_statistics(model, least=0.1) if fit.new_statistics else nullcontext():
+    with ExitStack() as during:
+        # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches
+        # would not lead away.
+        if fit.new_statistics:
+            during.enter_context(mean_statistics(model, least=0.1))
+        for name in parameters.keys() & fit.factors:
+            during.enter_context(parameters[name].register_hook(partial(torch.mul, fit.factors[name])))
         for picked in fit.start():
             optimizer.zero_grad(set_to_none=True)
             beside = None if regularize is None else regularize()
@@ -92,9 +96,6 @@ def fit_here(fit: Fit) -> float:
             value = _add_mean_gradient(model, fit.loss, parts, fit.examples_of)
             if beside is not None:
                 value = value + beside
-            for parameter, factor in scaled:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
             if training.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
             optimizer.step()

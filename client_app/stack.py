@@ -149,12 +149,13 @@ class _Rows:
             self.first.rate,
         )
         self.regularize = self._regularizing()
-        self.factors: dict[str, Tensor] = {}
-        for name, inner in self.names.items():
-            if name in self.first.factors:
-                factors = [fit.factors[name] for fit in fits]
-                alike = all(torch.equal(factors[0], each) for each in factors)
-                self.factors[inner] = factors[0].unsqueeze(0) if alike else torch.stack(factors)
+        if any(fit.factors.keys() != self.first.factors.keys() for fit in fits):
+            raise InTurn("devices have factors of gradients for different parameters")
+        for name in self.names.keys() & self.first.factors:
+            factors = [fit.factors[name] for fit in fits]
+            alike = all(torch.equal(factors[0], each) for each in factors)
+            rows = factors[0].unsqueeze(0) if alike else torch.stack(factors)
+            self.trained[self.names[name]].register_hook(partial(_times, rows))
 
     # The loop
 
@@ -183,9 +184,6 @@ class _Rows:
                 raise InTurn("the model or its loss draws at random")
             if beside is not None:
                 values = values + beside
-            for inner, factor in self.factors.items():
-                if (gradient := self.trained[inner].grad) is not None:
-                    gradient.mul_(factor[: len(going)])
             if self.first.training.clip_norm:
                 self._clip(self.first.training.clip_norm)
             self.optimizer.step()
@@ -333,6 +331,10 @@ def _check_alike(tables: Sequence[Mapping[str, Tensor]], what: str) -> None:
     shapes = [{name: tensor.shape for name, tensor in table.items()} for table in tables]
     if any(other != shapes[0] for other in shapes):
         raise InTurn(f"{what} have tensors of different shapes")
+
+
+def _times(factors: Tensor, gradient: Tensor) -> Tensor:
+    return gradient * factors[: len(gradient)]
 
 
 def _are_constant(tensors: Sequence[Tensor]) -> bool:

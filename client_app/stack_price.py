@@ -69,7 +69,8 @@ def stack_bytes(family: Family, architecture: Architecture, batch_size: int, opt
     """
     from wildflower.models.trace import Storages  # which loads PyTorch's compiler
 
-    loss = _Loss(family.build(architecture).train())
+    with torch.random.fork_rng(devices=[]):  # what a process draws does not depend on what it has priced
+        loss = _Loss(family.build(architecture).train())
     trained = {name: p for name, p in loss.named_parameters() if p.requires_grad}
     frozen = {name: p for name, p in loss.named_parameters() if not p.requires_grad}
     rows = {name: nn.Parameter(p.detach().expand(ROWS, *p.shape).contiguous()) for name, p in trained.items()}

@@ -122,7 +122,7 @@ class ClientContext(Protocol):
             regularizer: is added to the loss.
             new_statistics: batch norm's running statistics begin as the mean over the first batches.
             rate: how many times the run's learning rate it is trained with.
-            factors: what parameters' gradients are multiplied by, by name and coordinate, before they are clipped.
+            factors: what the loss's gradients are multiplied by, by the parameter's name and coordinate.
 
         Returns:
             The mean loss over the examples seen.

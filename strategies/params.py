@@ -36,14 +36,14 @@ class Params(BaseModel):
 
 
 class HasParams:
-    """A class with settings, whose class stands in the brackets of its base, or else in `params_type`."""
+    """A class with settings: their class is its `params_type`, or else stands in the brackets of its base."""
 
     params_type: ClassVar[type[Params]] = Params
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for kind in (kind for base in vars(cls).get("__orig_bases__", ()) for kind in get_args(base)):
-            if isinstance(kind, type) and issubclass(kind, Params):
+            if "params_type" not in vars(cls) and isinstance(kind, type) and issubclass(kind, Params):
                 cls.params_type = kind
 
 

@@ -1,5 +1,7 @@
 """Devices whose trainings are done at once return what they return in turn."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -178,6 +180,34 @@ def test_factors_of_gradients(alike):
     before = weight.detach().clone()
     fit_here(fit)
     assert torch.equal(weight != before, fit.factors[name])
+
+
+def test_factors_leave_the_gradients_of_regularizers_as_they_are():
+    training = LocalTraining(batch_size=9, learning_rate=0.02)
+
+    def zeros(model, generator):
+        return {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+
+    def pulls(model, generator):
+        drawn = {name: torch.rand(p.shape, generator=generator, dtype=DOUBLE) for name, p in model.named_parameters()}
+        return Regularizer(0.0, None, drawn)
+
+    def make():
+        return fits_of([9, 8], 0.125, training, FAMILIES[0], pulls, factors=zeros)
+
+    assert_alike(make)
+    fit = make()[0]
+    before = {name: p.detach().clone() for name, p in fit.model.named_parameters()}
+    fit_here(fit)
+    for name, moved in fit.model.named_parameters():
+        torch.testing.assert_close(moved.detach() - before[name], 0.02 * fit.regularizer.correction[name])
+
+
+def test_factors_of_different_parameters_are_no_stack():
+    fits = fits_of([9, 8], 0.125, LocalTraining(batch_size=9), FAMILIES[0])
+    fits[1] = replace(fits[1], factors={name: torch.ones(p.shape) for name, p in fits[1].model.named_parameters()})
+    with pytest.raises(stack.InTurn, match="factors of gradients for different parameters"):
+        stack.fit_stacked(fits, [torch.get_rng_state()] * 2)
 
 
 def test_parts_of_the_model_with_rates_of_their_own():

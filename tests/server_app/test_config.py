@@ -29,6 +29,7 @@ from wildflower.server_app.near_keys import OTHER_NAMES
 from wildflower.strategies import METHODS
 from wildflower.strategies.distillation import Distillation
 from wildflower.strategies.fedprox import FedProx
+from wildflower.strategies.one_architecture import OneArchitecture
 from wildflower.strategies.params import Numbers, Params, kebab
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -129,6 +130,19 @@ class MineShared(Params):
 class Mine(FedProx):
     params_type: ClassVar[type[Params]] = MineParams
     shared_params: ClassVar[dict[str, type[Params]]] = {"my-part": MineShared}
+
+
+def test_settings_of_a_class_are_those_it_names_or_those_in_the_brackets_of_its_base():
+    class InBrackets(OneArchitecture[MineParams]):
+        pass
+
+    class Below(InBrackets):
+        pass
+
+    class Named(OneArchitecture[Params]):
+        params_type: ClassVar[type[Params]] = MineParams
+
+    assert [kind.params_type for kind in (InBrackets, Below, Named)] == [MineParams] * 3
 
 
 def test_settings_of_a_new_method_are_asked_for_line_by_line(monkeypatch):
