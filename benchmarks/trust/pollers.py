@@ -235,7 +235,7 @@ def _processor_seconds(process: psutil.Process) -> float:
 def _figures(seconds: list[float]) -> dict[str, float]:
     if len(seconds) < 2:
         return {"count": len(seconds)}
-    cuts = statistics.quantiles(seconds, n=100)
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return {
         "count": len(seconds),
         "median": round(cuts[49], 4),

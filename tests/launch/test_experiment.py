@@ -551,9 +551,7 @@ def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypat
     monkeypatch.setattr("wildflower.launch.app_log.MAX_WARNINGS", 2)
     already = "Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5"
     log = (
-        "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"
         "INFO :      round 1/3: a WARNING : is no warning here\n"
-        "(ClientAppActor pid=9) WARNING :   Manually terminating ClientAppActor\n"
         f"WARNING :   {already}\n"
         "WARNING :   Round 1: 2 of 4 work orders failed\n"
         "WARNING :   Round 2: 3 of 4 work orders failed\n"

@@ -12,7 +12,6 @@ WAITING = "Waiting for nodes: "  # how an app's log says so
 TRACEBACK_LINES = 30
 MAX_WARNINGS = 5
 WARNING_LETTERS = 400
-FLOWERS_WARNING = "Since flwr "  # how what Flower itself warns of in every run begins
 LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
 
 
@@ -37,15 +36,14 @@ def warnings_text(log: str, path: Path, already: Collection[str]) -> str:
 
     What has been told `already` is left out.
 
-    Warnings that differ in their numbers only are of one kind. Those of Ray's actors, which begin with their name, are
-    none of the app's.
+    Warnings that differ in their numbers only are of one kind.
     """
     told = {text.partition("\n")[0].strip() for text in already}
     kinds: dict[str, list[str]] = {}
     for line in log.splitlines():
         begin, colon, text = line.partition(":")
         text = text.strip()
-        if colon and begin.rstrip() == "WARNING" and text not in told and not text.startswith(FLOWERS_WARNING):
+        if colon and begin.rstrip() == "WARNING" and text not in told:
             kinds.setdefault(re.sub(r"\d[\d,.]*", "#", text), []).append(text[:WARNING_LETTERS])
     if not kinds:
         return ""
