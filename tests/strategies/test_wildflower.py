@@ -14,6 +14,7 @@ from tests.strategies.by_hand import (
     FC_BIAS,
     Devices,
     OneHidden,
+    a_context,
     engine_of,
     filled,
     loss_of,
@@ -34,7 +35,7 @@ from wildflower.strategies.level_options import sizes_between
 from wildflower.strategies.method import Order, client_step_of
 from wildflower.strategies.nested import is_cut, step_bytes, training_cost
 from wildflower.strategies.pricing import Means
-from wildflower.strategies.wildflower import LevelTraining, Wildflower, WildflowerParams, gradient_factors
+from wildflower.strategies.wildflower import LevelTraining, Wildflower, WildflowerParams
 
 LN2 = math.log(2)
 
@@ -52,14 +53,19 @@ def one_hidden():
     return family, model.train()
 
 
-def learn(local, model, family, inputs, labels, architecture=None, **changes):
+def learn(local, model, family, inputs, labels, **changes):
     """Leave the gradients with which a device steps in `.grad`, and return the loss."""
-    loss = loss_of(local, model, family=family, **changes)(inputs, labels)
-    loss.backward()
-    for name, factor in gradient_factors(family, architecture or family.full(), local.lower).items():
-        if (gradient := dict(model.named_parameters())[name].grad) is not None:
-            gradient.mul_(factor)
-    return float(loss.detach())
+
+    def fit(model, loss, factors):
+        value = loss(inputs, labels)
+        value.backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factors[name])
+        return float(value.detach())
+
+    here = {"received": {"weights": {}}, "build": lambda _: model, "fit": fit}
+    return local.train(a_context(family, **here, **changes)).loss
 
 
 def test_one_step_of_gradient_descent_trains_all_levels_by_the_labels():
@@ -140,7 +146,7 @@ def test_gradients_are_means_of_those_of_models_of_their_own(spec):
         placement.of(got).add_to({name: wanted[name] for name in got}, got)
         placement.of(got).add_to({name: owners[name] for name in got}, {n: torch.ones_like(g) for n, g in got.items()})
     local = LevelTraining(lower=(levels[1],), masked=False)
-    assert learn(local, model, family, inputs, labels, levels[0]) == pytest.approx(total, rel=1e-5)
+    assert learn(local, model, family, inputs, labels) == pytest.approx(total, rel=1e-5)
     for name, parameter in model.named_parameters():
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert torch.allclose(found, wanted[name] / owners[name], atol=1e-5), name
