@@ -177,9 +177,9 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
         found["devices"] = min(int(whole["devices"]), made.PEOPLE)
     elif not shared_out:
         found["examples-per-device"] = 8
-    if "personal.every" in whole:  # every device trains a model of its own and is asked for its score
-        found |= {"personal.every": 2, "devices": TINY_DEVICES, "devices-per-round": TINY_DEVICES}
-    found |= {"personal.first-round": 2} if "personal.first-round" in whole else {}
+    found |= {key: 2 for key in ("personal.every", "personal.first-round") if key in whole}
+    if "personal.every" in whole and not shared_out:  # every device trains a model of its own and says its score
+        found |= {"devices": TINY_DEVICES, "devices-per-round": TINY_DEVICES}
     found |= {"schedule.decay-rounds": "1"} if "schedule.decay-rounds" in whole else {}
     if public := whole.get("public.task"):
         data = _made({**whole, "task": public}, folder, MADE_EXAMPLES)
