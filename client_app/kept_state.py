@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -196,9 +197,10 @@ def _forget_old_runs(state_dir: Path) -> None:
 
     By their order and not by their age, because a board's clock may be wrong by years.
     """
-    last = {path.parent: 0 for path in state_dir.glob("*/device-*")}
+    last: dict[Path, int] = {}
     for path in state_dir.glob("*/device-*"):
-        last[path.parent] = max(last[path.parent], path.stat().st_mtime_ns)
+        with suppress(FileNotFoundError):  # other workers of this machine add and remove folders meanwhile
+            last[path.parent] = max(last.get(path.parent, 0), path.stat().st_mtime_ns)
     for run in sorted(last, key=lambda run: last[run])[: 1 - KEPT_RUNS]:
         log.info("%s: what this device kept of an old run is removed", run)
         shutil.rmtree(run, ignore_errors=True)
