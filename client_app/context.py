@@ -393,11 +393,10 @@ class DeviceContext:
             "micro-batch-size": self.training.accumulates,
             "learning-rates": bool(self.training.learning_rates),
             "freeze": bool(self.family.freeze),
+            "factors of gradients": factors,
         }
         if missing := [key for key, is_asked in asked.items() if is_asked]:
             raise board_gpu.Untraceable(f"its trainer has no {missing[0]}")
-        if factors:
-            raise board_gpu.Untraceable("its trainer has no factors of gradients")
 
     def _fit_on_board(
         self,

@@ -1,4 +1,4 @@
-"""The memory that devices take which are trained at once."""
+"""The memory of devices that are trained at once."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMI
 from wildflower.models.network import Network
 from wildflower.models.weights import with_weights
 from wildflower.strategies.method import ClientContext
-from wildflower.strategies.static_norm import Masked, MaskedTraining
+from wildflower.strategies.static_norm import MaskedTraining, masked
 
 MOST_LEVELS = 64
 """Nested sub-models that a device trains in a step, its own included."""
@@ -49,7 +49,7 @@ class NestedTraining(MaskedTraining):
 
     def masking(self, context: ClientContext, model: nn.Module) -> nn.Module:
         """Return a model whose logits are masked, or left as they are."""
-        return Masked(model, (context.class_counts > 0).to(context.device)) if self.masked else model
+        return masked(context, model) if self.masked else model
 
     def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as it was trained."""

@@ -49,6 +49,11 @@ class Masked(nn.Module):
         return logits.masked_fill(self.absent, 0.0)
 
 
+def masked(context: ClientContext, model: nn.Module) -> Masked:
+    """Return a model whose logits of classes that the device of a context does not hold are 0."""
+    return Masked(model, (context.class_counts > 0).to(context.device))
+
+
 class MaskedTraining(Training):
     """Devices minimize L = CE(m(f(x)), y), where m sets the logits of classes that the device does not hold to 0.
 
@@ -67,11 +72,11 @@ class MaskedTraining(Training):
 
     def loss(self, context: ClientContext, model: Network) -> Loss:
         """The masked cross-entropy."""
-        return PureLoss(context.task, Masked(model, (context.class_counts > 0).to(context.device)))
+        return PureLoss(context.task, masked(context, model))
 
     def scored(self, context: ClientContext, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as well."""
-        return Masked(model, context.class_counts > 0)
+        return masked(context, model)
 
 
 class StaticNormMethod(SubModelMethod[P]):
