@@ -178,7 +178,10 @@ def test_four_unequal_nodes_train_four_unequal_models(deployment):
     for node, limit_bytes in zip(NODES, LIMITS_BYTES, strict=True):
         report = json.loads(run("docker", "exec", deployment.container(node), "wildflower", "probe", "--json"))
         assert report["memory_total_bytes"] == limit_bytes
-    process = deployment.start_run("unequal", "rounds=2", "evaluate-tiers=false")
+    # Training takes 147, 39, 13 or 6 MB by width. What is free in the nodes differs from machine to machine: it was 80
+    # to 180, 260 to 370, 430 to 780 and 980 to 1600 MB. A fifth of each lies far from what decides.
+    wide = ("family-arguments=first_channels = 64", "budget.memory-fraction=0.2", "budget.transfer-seconds=0")
+    process = deployment.start_run("unequal", *wide, "rounds=2", "evaluate-tiers=false")
     deployment.finish(process, "unequal", 600)
     reports = {n["device"]: n["report"] for n in json.loads(deployment.read("unequal/nodes.json"))}
     assert [reports[device]["memory_total_bytes"] for device in range(4)] == list(LIMITS_BYTES)
@@ -189,7 +192,7 @@ def test_four_unequal_nodes_train_four_unequal_models(deployment):
     assert [first[device]["tier"] for device in range(4)] == [f"container-{mb}m" for mb in (600, 800, 1200, 2000)]
     budgets = [first[device]["budget"]["memory_bytes"] for device in range(4)]
     assert budgets == sorted(budgets)
-    assert all(budget <= 0.15 * limit for budget, limit in zip(budgets, LIMITS_BYTES, strict=True))
+    assert all(budget <= 0.2 * limit for budget, limit in zip(budgets, LIMITS_BYTES, strict=True))
     assert len({first[device]["parameters"] for device in range(4)}) >= 3
     assert rounds[1]["score"] > max(rounds[0]["score"], 0.15)
 
