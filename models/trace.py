@@ -41,6 +41,7 @@ from wildflower.models.cost import (
     backward_copies,
     blocked,
     forward_copies,
+    unfolded_copies,
 )
 from wildflower.models.network import Network
 from wildflower.models.skeleton import parameters_without_memory
@@ -48,6 +49,7 @@ from wildflower.plugins.draws import same_draws
 from wildflower.plugins.reference import PluginError
 
 aten = torch.ops.aten
+BY_ONEDNN = (torch.float32, torch.bfloat16)  # types of convolutions that it computes
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
@@ -84,6 +86,7 @@ class Step:
         answer: the shape of what it returns for one example: (outputs,) or (outputs, positions).
         convolutions: distinct ones.
         accumulates: whether gradients of an earlier micro-batch were there; the optimizer of `cost` must say the same.
+        entry_bytes: of one entry of the widest parameter that is trained.
     """
 
     peak_bytes: int
@@ -97,6 +100,7 @@ class Step:
     answer: tuple[int, ...]
     convolutions: set[Convolution] = field(default_factory=set)
     accumulates: bool = False
+    entry_bytes: int = FLOAT_BYTES
 
     def cost(self, batch_size: int, optimizer: str) -> Cost:
         """Return the cost of the step, with the optimizer's state and step counted as `wildflower.models.cost` does."""
@@ -105,18 +109,18 @@ class Step:
                 f"a step that was followed with accumulates = {self.accumulates} is not one of {optimizer!r}"
             )
         state, temporary = OPTIMIZERS[optimizer].state, OPTIMIZERS[optimizer].temporary
-        item = torch.float32.itemsize
-        update_bytes = self.batch_bytes + item * (self.trained + temporary * self.largest)
+        update_bytes = self.batch_bytes + self.entry_bytes * (self.trained + temporary * self.largest)
         kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(self.convolutions)
         return Cost(
             parameters=self.parameters,
             download_bytes=self.state_bytes,
             upload_bytes=self.state_bytes,
             peak_training_memory_bytes=self.held_bytes
-            + item * state * self.trained
+            + self.entry_bytes * state * self.trained
             + kernel_bytes
             + max(self.peak_bytes, update_bytes),
             training_flops=self.flops // batch_size,
+            entry_bytes=self.entry_bytes,
         )
 
 
@@ -182,13 +186,13 @@ def follow(
             if accumulates:
                 results = outputs_of(model, inputs)
                 loss_of(results, labels).backward()
-        trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         buffers = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         return Step(
             peak_bytes=storages.peak_bytes,
             batch_bytes=batch_bytes,
-            trained=sum(trained),
-            largest=max(trained, default=0),
+            trained=sum(parameter.numel() for parameter in learned),
+            largest=max((parameter.numel() for parameter in learned), default=0),
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             state_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
             held_bytes=sum(tensor.nbytes for tensor in buffers.values()),
@@ -196,6 +200,7 @@ def follow(
             answer=tuple(size[1:]),
             convolutions=storages.convolutions,
             accumulates=accumulates,
+            entry_bytes=max((parameter.itemsize for parameter in learned), default=FLOAT_BYTES),
         )
 
 
@@ -332,7 +337,7 @@ class Storages(TorchDispatchMode):
         if (inside := memory_inside(func, args, result)) is not None:
             counted, tensors = inside
             self.peak_bytes = max(self.peak_bytes, before + counted(*[tensor.shape for tensor in tensors]))
-        if func is aten.convolution.default:
+        if func is aten.convolution.default and args[0].dtype in BY_ONEDNN:
             self.convolutions.add((tuple(args[0].shape[1:]), tuple(result.shape[1:]), args[1].shape[-1]))
         return result
 
@@ -356,15 +361,23 @@ class Storages(TorchDispatchMode):
 def memory_inside(func: Any, args: Any, result: Any) -> tuple[Callable[..., int], Sequence[Tensor]] | None:
     """Return what counts the bytes that an operator holds while it runs by shapes, and of which tensors; None for most.
 
-    Entries have the size of a float.
+    Bfloat16 is counted as on processors that compute with it.
     """
     if func is aten.convolution.default:
-        return forward_copies, (args[0], args[1], result)
+        inputs, weight = args[:2]
+        if inputs.dtype not in BY_ONEDNN:
+            return partial(unfolded_copies, first=None, entry_bytes=inputs.itemsize), (inputs, weight, result)
+        return partial(forward_copies, transposed=args[6], entry_bytes=inputs.itemsize), (inputs, weight, result)
     if func is aten.convolution_backward.default:
+        gradient, inputs, weight = args[:3]
         needs_input, _, bias = args[10]
-        return partial(backward_copies, strided=max(args[4]) > 1, first=not needs_input, bias=bias), args[:3]
+        if inputs.dtype not in BY_ONEDNN:
+            counted = partial(unfolded_copies, first=not needs_input, entry_bytes=inputs.itemsize)
+            return counted, (inputs, weight, gradient)
+        options = {"strided": max(args[4]) > 1, "first": not needs_input, "bias": bias, "transposed": args[7]}
+        return partial(backward_copies, **options, entry_bytes=inputs.itemsize), args[:3]
     if func is aten.mkldnn_rnn_layer_backward.default:
-        return recurrent_copies, (args[0], args[7])
+        return partial(recurrent_copies, entry_bytes=args[0].itemsize), (args[0], args[7])
     return None
 
 
@@ -377,11 +390,11 @@ def recurrent_workspace(states: Tensor) -> int:
     return states.nbytes // steps * (4 * steps + 2 * (steps + 1))
 
 
-def recurrent_copies(inputs: Sequence[int], states: Sequence[int]) -> int:
+def recurrent_copies(inputs: Sequence[int], states: Sequence[int], *, entry_bytes: int = FLOAT_BYTES) -> int:
     """Return what an LSTM's layer holds while it runs backward, the gradient of its inputs included.
 
     The rest of its workspace, in which rows are blocks, and gradients of gates; measured with oneDNN 3.12.
     """
     steps, examples, hidden = states
     rows = 3 * blocked(max(inputs[2], hidden)) + blocked(hidden)
-    return FLOAT_BYTES * (math.prod(inputs) + examples * (steps * 4 * hidden + (steps + 1) * rows))
+    return entry_bytes * (math.prod(inputs) + examples * (steps * 4 * hidden + (steps + 1) * rows))

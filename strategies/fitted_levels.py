@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.cost import FLOAT_BYTES, Cost
+from wildflower.models.cost import Cost
 from wildflower.strategies.nested import is_cut, training_cost
 from wildflower.strategies.pricing import Means
 
@@ -43,7 +43,7 @@ def level_cost(
     if not lower:
         return found
     largest = max(math.prod(spec.shape) for spec in family.tensors(architecture).values())
-    extra_bytes = FLOAT_BYTES * (found.parameters + largest)
+    extra_bytes = found.entry_bytes * (found.parameters + largest)
     return replace(found, peak_training_memory_bytes=found.peak_training_memory_bytes + extra_bytes)
 
 

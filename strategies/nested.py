@@ -17,7 +17,7 @@ from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family
-from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
+from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from wildflower.models.network import Network
 from wildflower.models.weights import with_weights
 from wildflower.strategies.method import ClientContext
@@ -183,7 +183,7 @@ def step_bytes(
     if gradients_held:
         extra += gradients * own.parameters
     kernels = len(convolutions(family, cut))
-    return own.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * kernels + FLOAT_BYTES * extra
+    return own.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * kernels + own.entry_bytes * extra
 
 
 @lru_cache(maxsize=16384)

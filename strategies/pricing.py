@@ -13,16 +13,15 @@ from wildflower.messages.encoding import Wire
 from wildflower.messages.tensor_sets import nbytes
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.cost import FLOAT_BYTES, Cost
+from wildflower.models.cost import Cost
 from wildflower.strategies.client_step import ClientStep
 from wildflower.strategies.run_settings import RoundSettings
 
 
 def with_parameter_copies(price: Cost, copies: int) -> Cost:
     """The cost with the memory of further tensors as large as all parameters, which a client step holds."""
-    return replace(
-        price, peak_training_memory_bytes=price.peak_training_memory_bytes + copies * FLOAT_BYTES * price.parameters
-    )
+    copied_bytes = copies * price.entry_bytes * price.parameters
+    return replace(price, peak_training_memory_bytes=price.peak_training_memory_bytes + copied_bytes)
 
 
 @lru_cache(maxsize=4096)

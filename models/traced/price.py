@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def convolutions_in(events: Iterable[Event], widths: Sequence[int]) -> set[Convo
     """Return the distinct convolutions that are computed forward."""
     found: set[Convolution] = set()
     for _, _, what in events:
-        if isinstance(what, Computed) and what.counted is forward_copies:
+        if isinstance(what, Computed) and isinstance(what.counted, partial) and what.counted.func is forward_copies:
             read, weight, made = (tuple(size.at(widths) for size in shape) for shape in what.shapes)
             found.add((read[1:], made[1:], weight[-1]))
     return found

@@ -7,7 +7,7 @@ import torch
 from tests.encoders import encoder
 from tests.models.test_cost import allocated_peak_bytes
 from wildflower.models import max_pool
-from wildflower.models.cost import OPTIMIZERS, cost
+from wildflower.models.cost import OPTIMIZERS, backward_copies, cost, forward_copies
 from wildflower.models.family import make_family
 from wildflower.models.trace import follow, recurrent_copies, recurrent_workspace
 from wildflower.models.traced.price import Factors
@@ -142,3 +142,60 @@ def test_a_number_is_read_as_a_product_of_widths():
     assert factors.of(32 * first * (9 * first + 1)).at(widths) == 32 * 3 * (9 * 3 + 1)
     for terms, size in factors.known.items():
         assert len(terms) == 1 or all(size % prime for prime in factors.primes)
+
+
+class Typed(torch.nn.Module):
+    """Two convolutions, one of which is depthwise, and a linear layer; two classes."""
+
+    def __init__(self, dtype, channels=24):
+        super().__init__()
+        self.first = torch.nn.Conv2d(1, channels, 3, padding=1, dtype=dtype)
+        self.second = torch.nn.Conv2d(channels, channels, 3, padding=1, groups=channels, dtype=dtype)
+        self.head = torch.nn.Linear(channels, 2, dtype=dtype)
+
+    def forward(self, x):
+        x = self.second(torch.relu(self.first(x.to(self.head.weight.dtype))))
+        return self.head(torch.relu(x).mean((2, 3)))
+
+
+def followed_peak(module, shape, dtype=torch.float32):
+    cost = follow(module, 8, shape, dtype, 2).cost(8, "adam")
+    return cost.peak_training_memory_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_entries_of_another_type_are_counted_by_their_size(dtype):
+    """Of a linear layer everything but the labels: its input, weights, gradients and the optimizer's state."""
+    labels = 8 * torch.int64.itemsize
+
+    def peak(kind):
+        return followed_peak(lambda: torch.nn.Linear(4096, 2, dtype=kind), (4096,), kind) - labels
+
+    assert peak(dtype) == pytest.approx(peak(torch.float32) * dtype.itemsize / 4, rel=0.001)
+
+
+def test_copies_of_convolutions_go_by_the_size_of_an_entry():
+    floats, halves = (followed_peak(lambda d=d: Typed(d), (1, 32, 32)) for d in (torch.float32, torch.bfloat16))
+    assert halves < 0.65 * floats
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_without_onednn_a_convolution_unfolds_its_input(kernel):
+    """Of 8 x 24 x 32 x 32 values each becomes 9, which lie beside the result while it is computed."""
+    values = 8 * 24 * 32 * 32 * 8
+
+    def module():
+        convolution = torch.nn.Conv2d(24, 24, kernel, padding=kernel // 2, dtype=torch.float64)
+        return torch.nn.Sequential(convolution, torch.nn.Flatten(), torch.nn.AvgPool1d(12 * 32 * 32))
+
+    found = followed_peak(module, (24, 32, 32), torch.float64)
+    assert found == pytest.approx((2 + (9 if kernel > 1 else 1)) * values, rel=0.05)
+
+
+@pytest.mark.parametrize(("groups", "padded"), [(1, 32 * 32), (24, 24), (4, 24 * 6)])
+def test_weights_of_grouped_convolutions_are_not_padded(groups, padded):
+    """oneDNN's copy of the weights beside those of a tiny input and result, in blocks of 16 channels."""
+    weight, image = (24, 24 // groups, 31, 31), (1, 24, 1, 1)
+    assert forward_copies(image, weight, image) == 4 * (padded * 31 * 31 + 2 * 32)
+    first = backward_copies(image, image, weight, strided=False, first=True, bias=False)
+    assert first == 4 * (padded * 31 * 31 + math.prod(weight))
