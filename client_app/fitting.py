@@ -88,7 +88,8 @@ def fit_here(fit: Fit) -> float:
         if fit.new_statistics:
             during.enter_context(mean_statistics(model, least=0.1))
         for name in parameters.keys() & fit.factors:
-            during.enter_context(parameters[name].register_hook(partial(torch.mul, fit.factors[name])))
+            factors = fit.factors[name].to(parameters[name].dtype)
+            during.enter_context(parameters[name].register_hook(partial(torch.mul, factors)))
         for picked in fit.start():
             optimizer.zero_grad(set_to_none=True)
             beside = None if regularize is None else regularize()

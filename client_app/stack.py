@@ -334,7 +334,7 @@ def _check_alike(tables: Sequence[Mapping[str, Tensor]], what: str) -> None:
 
 
 def _times(factors: Tensor, gradient: Tensor) -> Tensor:
-    return gradient * factors[: len(gradient)]
+    return gradient * factors[: len(gradient)].to(gradient.dtype)
 
 
 def _are_constant(tensors: Sequence[Tensor]) -> bool:

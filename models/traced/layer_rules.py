@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from torch.fx import Node
@@ -36,12 +37,15 @@ def convolution(found: Propagation, node: Node) -> Layouts:
     into, out = (weight[0], weight[1]) if transposed else (weight[1], weight[0])
     if groups == 1:
         unify(inputs[1], into)
-    elif transposed:
-        raise CannotAlignError("it is transposed and has groups")
     else:
         of_groups = fresh(groups)
-        unify(inputs[1], product([of_groups, into]))
-        unify(out, product([of_groups, fresh(size_of(out) // groups)]))
+        if transposed:
+            unify(into, product([of_groups, fresh(size_of(into) // groups)]))
+            unify(inputs[1], into)
+            out = product([of_groups, out])
+        else:
+            unify(inputs[1], product([of_groups, into]))
+            unify(out, product([of_groups, fresh(size_of(out) // groups)]))
         found.details[node] = of_groups
     if given["bias"] is not None:
         unify(found.of(given["bias"])[0], out)
@@ -92,19 +96,28 @@ def addmm(found: Propagation, node: Node) -> Layouts:
 
 
 def einsum(found: Propagation, node: Node) -> Layouts:
-    """Dimensions of one letter are one."""
-    equation, tensors = str(node.args[0]).replace(" ", ""), node.args[1]
-    if "." in equation or "->" not in equation:
-        raise CannotAlignError(f"einsum({equation!r})")
-    terms, result = equation.split("->")
+    """Dimensions of one letter are one; those of an ellipsis are broadcast."""
+    terms, arrow, result = str(node.args[0]).replace(" ", "").partition("->")
     of: dict[str, Layout] = {}
-    for term, tensor in zip(terms.split(","), tensors, strict=True):  # type: ignore[arg-type]
-        for letter, layout in zip(term, found.of(tensor), strict=True):
-            if letter in of:
+    seen: Counter[str] = Counter()
+    for term, tensor in zip(terms.split(","), node.args[1], strict=True):  # type: ignore[arg-type]
+        layouts = found.of(tensor)
+        for letter, layout in zip(_letters(term, len(layouts) - len(term.replace(".", ""))), layouts, strict=True):
+            seen[letter] += 1
+            if letter in of and 1 not in (size_of(of[letter]), size_of(layout)):
                 unify(of[letter], layout)
-            else:
+            elif size_of(of.get(letter, ONE)) == 1:
                 of[letter] = layout
-    return [resolved(of[letter]) for letter in result]
+    ellipsis = sum(letter.isdigit() for letter in of)
+    if not arrow:
+        result = "..." * (ellipsis > 0) + "".join(sorted(x for x, times in seen.items() if times == 1 and x.isalpha()))
+    return [resolved(of[letter]) for letter in _letters(result, ellipsis)]
+
+
+def _letters(term: str, ellipsis: int) -> list[str]:
+    """Return a name for each dimension of a term; those of an ellipsis are numbered from the last one."""
+    before, dots, behind = term.partition("...")
+    return [*before, *(str(number) for number in range(ellipsis if dots else 0, 0, -1)), *behind]
 
 
 def norm_of_channels(found: Propagation, node: Node) -> Layouts:
@@ -213,6 +226,32 @@ def recurrent(found: Propagation, node: Node) -> Found:
     return [[inputs[0], inputs[1], read], *map(list, results)]
 
 
+def cell(found: Propagation, node: Node) -> Found:
+    """One step of an LSTM, a GRU or a plain cell."""
+    given = arguments(node)
+    inputs, of_inputs, of_hidden = (found.of(given[name]) for name in ("input", "w_ih", "w_hh"))
+    several = isinstance(given["hx"], list | tuple)
+    states = [found.of(state) for state in (given["hx"] if several else [given["hx"]])]
+    gates = GATES[short_name(node.target).removesuffix("_cell")]
+    unify(of_inputs[1], inputs[-1])
+    for state in states:
+        unify(state[-1], of_hidden[1])
+    biases = [found.of(given[name]) for name in ("b_ih", "b_hh") if given[name] is not None]
+    for rows in (of_inputs[0], of_hidden[0], *(bias[0] for bias in biases)):
+        unify(rows, resolved(of_hidden[1]) * gates)
+    result = [*inputs[:-1], resolved(of_hidden[1])]
+    return [list(result) for _ in states] if several else result
+
+
+def bag(found: Propagation, node: Node) -> Found:
+    """The sum or mean of the rows of a table, for each bag of tokens."""
+    given = arguments(node)
+    table = found.of(given["weight"])
+    pin(table[0], "it counts the rows of a table")
+    rest = [[fresh(size, "it counts tokens") for size in value.shape] for value in node.meta["val"][1:]]
+    return [[found.of(given["offsets"])[0], table[1]], *rest]
+
+
 def dot(found: Propagation, node: Node) -> Layouts:
     """The sum over the one dimension of both."""
     first, second = (found.of(argument) for argument in node.args[:2])  # type: ignore[arg-type]
@@ -227,11 +266,13 @@ LAYER_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     **dict.fromkeys(("batch_norm", "instance_norm"), norm_of_channels),
     **dict.fromkeys(("layer_norm", "rms_norm"), norm_of_last),
     **dict.fromkeys(GATES, recurrent),
+    **dict.fromkeys((f"{kind}_cell" for kind in GATES), cell),
     "linear": linear,
+    "embedding_bag": bag,
     "einsum": einsum,
     "group_norm": group_norm,
     "prelu": prelu,
     "scaled_dot_product_attention": attention,
     "embedding": embedding,
-    "dot": dot,
+    **dict.fromkeys(("dot", "vdot"), dot),
 }

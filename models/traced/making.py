@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from wildflower.models.any_network import changed_input
 from wildflower.models.held import check_held, check_ties
 from wildflower.models.made import made_module
-from wildflower.models.traced.graph import Cuts, Graph, write_graph
+from wildflower.models.traced.graph import DTYPES, Cuts, Graph, write_graph
 from wildflower.models.traced.program import Program, drawn
 from wildflower.models.traced.tracing import WHOLE
 from wildflower.models.traced.writing import Written
@@ -49,6 +49,7 @@ def written_module(
     """Return a user's module as a graph, with what only a server knows of it; PluginError if that is impossible."""
     with same_draws():
         module = made_module(function, json.loads(arguments), input_shape, classes)
+        _check_tensors(function, module)
         check_held(function, module, alone=True)
         check_ties(function, dict(module.named_parameters()) | dict(module.named_buffers()))
         dtype = torch.int64 if tokens else torch.float32
@@ -64,6 +65,19 @@ def written_module(
             log.warning("All blocks of %s stay: %s", function, error)
             written.graph = written.graph.model_copy(update={"blocks": {}, "bypassed": {}, "stacks": {}})
     return written
+
+
+def _check_tensors(where: str, module: nn.Module) -> None:
+    """Raise PluginError for tensors that cannot travel."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).removeprefix("torch.")
+        if kind not in DTYPES:
+            raise PluginError(
+                f"{where}: {name} is a tensor of {kind}, which does not travel: hold sparse ones as "
+                "to_dense(), and complex ones by torch.view_as_real, of which `forward` makes torch.view_as_complex"
+            )
+        if isinstance(tensor, nn.Parameter) and not tensor.isfinite().all():
+            raise PluginError(f"{where}: {name} has first values that are no finite numbers: give it others")
 
 
 def _check_answer(where: str, written: Written, classes: int) -> None:
@@ -110,13 +124,19 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
                     with same_draws(size):
                         answers.append(answer_of(network, given))
                 except (RuntimeError, ValueError, IndexError) as error:
+                    hint = "Take sizes from the input, as in x.shape[0]"
+                    if "dtype" in str(error):
+                        hint = f"Inputs are {dtype}: make them what its weights are, as in x.to(self.head.weight.dtype)"
                     raise PluginError(
                         f"{where}: {'the module' if network is module else 'its graph'} does not take a batch of "
-                        f"{size}: {one_sentence(error)}. Take sizes from the input, as in x.shape[0], {WHOLE}"
+                        f"{size}: {one_sentence(error)}. {hint}, {WHOLE}"
                     ) from error
                 if not torch.equal(given, inputs):
                     raise PluginError(changed_input(module))
             _compare(where, "answers", *answers, training=training)
+    for name, buffer in program.named_buffers():
+        if name in graph.state:
+            _compare(where, f"values of the buffer {name}", module.get_buffer(name), buffer, training=True)
     for network, answer in zip((module, program), answers, strict=True):
         network.zero_grad(set_to_none=True)
         if answer.requires_grad:
@@ -127,7 +147,7 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
         if (mine is None) != (other is None):
             raise PluginError(
                 f"{where}: {name} {'has no' if other is None else 'has a'} gradient in the module, and its graph is "
-                f"otherwise: use detach() in place of torch.no_grad(), {WHOLE}"
+                f"otherwise: use torch.no_grad() or detach(), {WHOLE}"
             )
         if mine is not None and other is not None:
             _compare(where, f"gradients of {name}", other, mine, training=True)
@@ -186,8 +206,8 @@ def _compare(where: str, what: str, module: Tensor, graph: Tensor, *, training: 
     mode = "training" if training else "evaluation"
     raise PluginError(
         f"{where}: in {mode} mode the {what} of the module and of its graph differ. Its forward pass depends on "
-        f"something that a graph does not hold, such as the size of the batch, an attribute that it changes or chance "
-        f"that is not PyTorch's: compute it from the input, {WHOLE}"
+        f"something that a graph does not hold, such as the size of the batch, an attribute that it changes (write "
+        f"buffers by self.mean.copy_(...)) or chance that is not PyTorch's: compute it from the input, {WHOLE}"
     )
 
 

@@ -174,13 +174,14 @@ class Program(Network):
             owner, own = self._owner(name)
             value = drawn(spec, self._graph.shape(spec, self._kept), device)
             if spec.kind == "buffer":
-                owner.register_buffer(own, value)
+                owner._buffers[own] = value
             else:
-                owner.register_parameter(own, nn.Parameter(value, requires_grad=spec.kind == "parameter"))
+                owner._parameters[own] = nn.Parameter(value, requires_grad=spec.kind == "parameter")
         for name, constant in self._graph.constants.items():
             owner, own = self._owner(name)
             value = constant.tensor()
-            owner.register_buffer(own, value if device.type == "meta" else value.to(device), persistent=False)
+            owner._buffers[own] = value if device.type == "meta" else value.to(device)
+            owner._non_persistent_buffers_set.add(own)
 
     def _make_norm(self, norm: _BatchNormOf) -> None:
         owner, own = self._owner(norm.path)
@@ -192,24 +193,31 @@ class Program(Network):
         made.register_parameter("weight", None)
         made.register_parameter("bias", None)
         [made.num_features] = self._graph.shape(self._graph.state[f"{norm.path}.running_mean"], self._kept)
-        owner.add_module(own, made)
+        owner._modules[own] = made
 
     def _make_table(self, name: str) -> None:
         owner, own = self._owner(name.rpartition(".")[0])
         if own not in owner._modules:
             rows, channels = self._graph.shape(self._graph.state[name], self._kept)
             with torch.device("meta"):  # its table is that of the state
-                owner.add_module(own, nn.Embedding(rows, channels, self._tables[name]))
+                owner._modules[own] = nn.Embedding(rows, channels, self._tables[name])
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the part that a tensor or a norm belongs to, made if it is missing, and its name there."""
+        """Return the part that a tensor or a norm belongs to, made if it is missing, and its name there.
+
+        Names are entered in the tables of modules: a user's may be those of a program's own attributes, as `scale`.
+        """
         owner: nn.Module = self
         *path, own = name.split(".")
         for part in path:
             if part not in owner._modules:
-                owner.add_module(part, Part())
+                owner._modules[part] = Part()
             owner = owner._modules[part]  # type: ignore[assignment]  # no part is None
         return owner, own
+
+    def _module(self, path: str) -> nn.Module:
+        owner, own = self._owner(path)
+        return owner._modules[own]  # type: ignore[return-value]  # no part is None
 
     def _used(self) -> set[str]:
         """Return the names of tensors that some node reads which is computed."""
@@ -267,14 +275,14 @@ class Program(Network):
 
     def _step(self, number: int, node: Operation, places: Mapping[str | int, int]) -> _Step:
         if node.op == "batch_norm.default" and (norm := self._norms.get(_statistic(node))) is not None:
-            module = self.get_submodule(norm.path)
+            module = self._module(norm.path)
             return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
         if (
             node.op == "embedding.default"
             and isinstance(table := node.args[0], dict)
             and table.get("t") in self._tables
         ):
-            module, inputs = self.get_submodule(table["t"].rpartition(".")[0]), self._value(node.args[1], places)
+            module, inputs = self._module(table["t"].rpartition(".")[0]), self._value(node.args[1], places)
             return _Step(module, number, [None], registers=[(0, inputs.number)])
         step = _Step(operator.getitem if node.op == GETITEM else operator_named(node.op), number)
         keys: list[int | str] = [*range(len(node.args)), *node.kwargs]

@@ -114,7 +114,8 @@ class Propagation:
 
     def elementwise(self, node: Node) -> Layouts:
         """Return the layouts of a result of tensors that are broadcast."""
-        found: list[Layout | None] = [None] * len(shape_of(node))
+        value = node.meta["val"]
+        found: list[Layout | None] = [None] * (value if isinstance(value, Tensor) else value[0]).dim()
         for read in self.tensors_of(node):
             for place, layout in enumerate(reversed(self.of(read)), start=1):
                 if size_of(layout) == 1 and not self.is_batch(layout):

@@ -22,7 +22,7 @@ from wildflower.models.traced.layouts import (
     take_inner,
     unify,
 )
-from wildflower.models.traced.operators import POOLING, REDUCTION, VIEWS
+from wildflower.models.traced.operators import FOURIER, POOLING, REDUCTION, VIEWS
 from wildflower.models.traced.propagation import Found, Layouts, Propagation, arguments, shape_of
 
 
@@ -85,6 +85,12 @@ def transpose(found: Propagation, node: Node) -> Layouts:
     return layouts
 
 
+def transposed(found: Propagation, node: Node) -> Layouts:
+    """The last two dimensions exchanged."""
+    *outer, rows, columns = _first(found, node)
+    return [*outer, columns, rows]
+
+
 def reverse(found: Propagation, node: Node) -> Layouts:
     """All dimensions in reverse order."""
     return _first(found, node)[::-1]
@@ -124,10 +130,10 @@ def _is_of_input(found: Propagation, node: Node) -> bool:
 
 def repeat(found: Propagation, node: Node) -> Layouts:
     """Whole dimensions several times, one behind another."""
-    layouts, counts = _first(found, node), node.args[1]
-    layouts = [ONE] * (len(counts) - len(layouts)) + layouts  # type: ignore[arg-type]
+    layouts, counts = _first(found, node), list(node.args[1])  # type: ignore[arg-type]
+    layouts = [ONE] * (len(counts) - len(layouts)) + layouts
     result: Layouts = []
-    for layout, count in zip(layouts, counts, strict=True):  # type: ignore[arg-type]
+    for layout, count in zip(layouts, [1] * (len(layouts) - len(counts)) + counts, strict=True):
         if count == found.batch.size and size_of(layout) == 1:
             result.append(((found.batch,),))
         else:
@@ -150,7 +156,7 @@ def concatenate(found: Propagation, node: Node) -> Layouts:
     given = arguments(node)
     tensors = [found.of(tensor) for tensor in given["tensors"] if shape_of(tensor) != (0,)]
     result = list(tensors[0])
-    dimension = given["dim"] % len(result)
+    dimension = given.get("dim", 1 if len(result) > 1 else 0) % len(result)  # hstack has none
     for other in tensors[1:]:
         for place, layout in enumerate(result):
             if place != dimension:
@@ -343,6 +349,42 @@ def pixel_shuffle(found: Propagation, node: Node) -> Layouts:
     return [*layouts[:-3], divided[0], *(fresh(size, "it is a position") for size in shape_of(node)[-2:])]
 
 
+def pixel_unshuffle(found: Propagation, node: Node) -> Layouts:
+    """Positions become channels: (channels, factor, factor)."""
+    layouts, factor = _first(found, node), int(arguments(node)["downscale_factor"])
+    for side in layouts[-2:]:
+        pin(side, "it is a position")
+    channels = product([layouts[-3], fresh(factor * factor, "it is a position")])
+    return [*layouts[:-3], channels, *(fresh(size, "it is a position") for size in shape_of(node)[-2:])]
+
+
+def fourier(found: Propagation, node: Node) -> Layouts:
+    """Frequencies in place of positions, along some dimensions."""
+    layouts, given = _first(found, node), arguments(node)["dim"]
+    dimensions = range(len(layouts)) if given is None else [given] if isinstance(given, int) else given
+    for place in dimensions:
+        pin(layouts[place], "it is transformed")
+        layouts[place] = fresh(shape_of(node)[place], "it is transformed")
+    return layouts
+
+
+def as_complex(found: Propagation, node: Node) -> Layouts:
+    """The last dimension holds the two parts of each number."""
+    layouts = _first(found, node)
+    pin(layouts.pop(), "it holds the parts of complex numbers")
+    return layouts
+
+
+def as_real(found: Propagation, node: Node) -> Layouts:
+    """The two parts of each number in a last dimension."""
+    return [*_first(found, node), fresh(2, "it holds the parts of complex numbers")]
+
+
+def broadcast(found: Propagation, node: Node) -> Found:
+    """Several tensors, repeated to one shape."""
+    return [found.elementwise(node) for _ in node.meta["val"]]
+
+
 def channel_shuffle(found: Propagation, node: Node) -> Layouts:
     """Channels are (groups, channels of a group), and change places."""
     layouts, groups = _first(found, node), int(arguments(node)["groups"])
@@ -357,10 +399,12 @@ def channel_shuffle(found: Propagation, node: Node) -> Layouts:
 SHAPE_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     **dict.fromkeys(VIEWS, view),
     **dict.fromkeys(("transpose", "transpose_", "swapaxes", "swapdims"), transpose),
-    **dict.fromkeys(("t", "numpy_T"), reverse),
-    **dict.fromkeys(("expand", "expand_as"), expand),
-    **dict.fromkeys(("cat", "concat", "concatenate"), concatenate),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
+    **dict.fromkeys(("t", "numpy_T", "matrix_H"), reverse),
+    **dict.fromkeys(("mT", "mH", "adjoint"), transposed),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
+    **dict.fromkeys(("cat", "concat", "concatenate", "hstack"), concatenate),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unsafe_chunk", "tensor_split"), split),
+    **dict.fromkeys(FOURIER, fourier),
     **dict.fromkeys(("slice", "narrow"), slices),
     **dict.fromkeys(REDUCTION, reduce),
     **dict.fromkeys(("max", "min"), largest),
@@ -370,7 +414,7 @@ SHAPE_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     "glu": gated,
     "permute": permute,
     **dict.fromkeys(("movedim", "moveaxis"), movedim),
-    "repeat": repeat,
+    **dict.fromkeys(("repeat", "tile"), repeat),
     "repeat_interleave": repeat_interleave,
     "stack": stack,
     "unbind": unbind,
@@ -379,5 +423,9 @@ SHAPE_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     "index_select": index_select,
     "copy_": copy,
     "pixel_shuffle": pixel_shuffle,
+    "pixel_unshuffle": pixel_unshuffle,
+    "view_as_complex": as_complex,
+    "view_as_real": as_real,
+    "broadcast_tensors": broadcast,
     "channel_shuffle": channel_shuffle,
 }

@@ -9,11 +9,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+from typing_extensions import override
 
 from wildflower.models.traced.operators import ALLOWED, short_name
 from wildflower.models.traced.propagation import place_in_code
@@ -86,7 +89,7 @@ def _batch_size(module: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 def _exported(where: str, module: nn.Module, inputs: Tensor) -> Any:
     try:
-        with _quiet(), _without_autograd_functions(where), torch.no_grad(), warnings.catch_warnings():
+        with _quiet(), _without_autograd_functions(where), torch.no_grad(), _Detached(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(_Logits(module), (inputs,))
     except PluginError:
@@ -158,6 +161,45 @@ def _without_autograd_functions(where: str) -> Iterator[None]:
         torch.autograd.Function.apply = before  # type: ignore[method-assign]
 
 
+class _Detached(TorchFunctionMode):
+    """Has what is computed in the user's own `torch.no_grad` read detached tensors, as a graph keeps these alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+
+    @override
+    def __enter__(self) -> Self:
+        self._before = torch.no_grad.__enter__, torch.no_grad.__exit__
+        enter, leave = self._before
+
+        def entered(region: torch.no_grad) -> None:
+            self._depth += 1
+            enter(region)
+
+        def left(region: torch.no_grad, *error: Any) -> None:
+            self._depth -= 1
+            leave(region, *error)
+
+        torch.no_grad.__enter__, torch.no_grad.__exit__ = entered, left  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    @override
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.no_grad.__enter__, torch.no_grad.__exit__ = self._before  # type: ignore[method-assign]
+
+    @override
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if not self._depth or name in ("__get__", "__set__", "detach"):
+            return function(*args, **kwargs or {})
+        first = 1 if name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and name[0] != "_") else 0
+        rest, options = tree_map_only(Tensor, Tensor.detach, (args[first:], kwargs or {}))
+        return function(*args[:first], *rest, **options)
+
+
 def _read_tensors(found: Traced, program: Any, module: nn.Module, training: bool) -> None:
     """Note which tensor each placeholder stands for."""
     first: dict[int, str] = {}  # tensor -> its first name
@@ -178,7 +220,8 @@ def _read_tensors(found: Traced, program: Any, module: nn.Module, training: bool
         elif spec.kind.name == "BUFFER":
             name = found.ties.get(name, name)
             tensor = module.get_buffer(name)
-            if spec.persistent is False or not tensor.is_floating_point():
+            # No mean can be had of -inf, as in a mask.
+            if spec.persistent is False or not tensor.is_floating_point() or not tensor.isfinite().all():
                 found.constants.add(name)
         else:
             tensor = program.constants[spec.target]
@@ -206,13 +249,14 @@ def _check(where: str, program: Any) -> None:
                 )
         elif node.op == "get_attr" or (node.op == "call_function" and _is_higher_order(node)):
             raise PluginError(
-                f"{where} has a part that is no plain operator ({node.format_node() or node.name:.80}): leave "
-                f"torch.autocast, torch.cond and the like out, {WHOLE}"
+                f"{where} has a part that is no plain operator: leave torch.autocast, torch.cond and the like out, "
+                f"{WHOLE}"
             )
     results = [result for result in program.graph.output_node().all_input_nodes]
     if len(results) != 1 or not program.call_spec.out_spec.is_leaf():
+        several = "one tensor" if len(results) == 1 else f"{len(results)} tensors"
         raise PluginError(
-            f"{where} answers with {len(results)} tensors in a tuple, dict or the like: it must return one tensor of "
+            f"{where} answers with {several} in a tuple, dict or the like: it must return one tensor of "
             "(batch, classes), or (batch, classes, positions) if tokens have labels"
         )
 

@@ -29,7 +29,7 @@ from wildflower.models.traced.graph import (
 from wildflower.models.traced.groups import Group, groups_of, pinned_of
 from wildflower.models.traced.layer_rules import LAYER_RULES
 from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
-from wildflower.models.traced.operators import CONVOLUTIONS, CREATION, OPAQUE, full_name, short_name
+from wildflower.models.traced.operators import CONSTANT, CONVOLUTIONS, CREATION, OPAQUE, full_name, short_name
 from wildflower.models.traced.program import reads
 from wildflower.models.traced.propagation import Propagation, arguments
 from wildflower.models.traced.shape_rules import SHAPE_RULES
@@ -37,7 +37,7 @@ from wildflower.models.traced.tracing import Traced, trace
 from wildflower.plugins.reference import PluginError
 
 DROPPED = ("pin_memory", "layout", "memory_format")  # arguments that change no value
-RESIZED = {"_reshape_alias", "_unsafe_view", "expand", "reshape", "view"} | CREATION
+RESIZED = {"_reshape_alias", "_unsafe_view", "broadcast_to", "expand", "reshape", "view"} | CREATION
 SCALED = CONVOLUTIONS | {"linear"}
 
 
@@ -61,7 +61,9 @@ class Written:
         self.traced = trace(where, module, input_shape, dtype)
         self.found = followed(where, self.traced)
         tensors = self.traced.tensors
-        order = [name for name in module.state_dict(keep_vars=True) if name in tensors]
+        self.live = {t: _live(graph, self.traced.names[t], self.traced) for t, graph in self.traced.graphs.items()}
+        read = {self.traced.names[t].get(node.name) for t, live in self.live.items() for node in live}
+        order = [name for name in module.state_dict(keep_vars=True) if name in tensors and name in read]
         self.parameters = [name for name in order if isinstance(tensors[name], nn.Parameter)]
         check_parts(where, "keep", cuts.keep, self.parameters)
         self.groups: list[Group] = groups_of(self.found, self.parameters, cuts.keep, cuts.together)
@@ -71,10 +73,14 @@ class Written:
         travelling = [name for name in order if name not in self.traced.constants]
         if not any(name in travelling for name in self.parameters):
             raise PluginError(f"{where} has no parameters that its answer depends on")
-        self.live = {t: _live(graph, self.traced.names[t], self.traced) for t, graph in self.traced.graphs.items()}
         writes_more = any(  # which a part might do that is left out
             node.op == "call_function" for t, live in self.live.items() for node in live - ancestors(self._answer(t))
         )
+        if writes_more and (cuts.exits or cuts.early_exits):
+            raise PluginError(
+                f"{where} writes into buffers or parts of tensors, and where such a module could have exits is not "
+                "found: write x[...] = y by torch.cat or torch.where, or take a method without exits, such as heterofl"
+            )
         blocks = [] if writes_more else blocks_of(self.traced, self.found)
         stacks = stacks_of(blocks, self.found, module)
         self.places = wanted_places(where, cuts, self.traced, self.found, blocks, stacks)
@@ -257,21 +263,28 @@ class Written:
             key = "shape" if "shape" in given else "size"
             given[key] = [self._argument(layout) for layout in self.found.of(node)]
         elif name == "arange" and self.found.is_batch(self.found.of(node)[0]):
+            start, step = given.get("start", 0), given.get("step", 1)
+            stop = {"s": [[step, BATCH], [start]]}
             options = {key: given[key] for key in ("dtype", "device")}
-            return torch.ops.aten.arange.default, {"end": {"s": [[1, BATCH]]}, **options}
-        elif name == "repeat":
-            before = self.found.of(given["self"])
-            sizes = [1] * (len(given["repeats"]) - len(before)) + [size_of(layout) for layout in before]
-            given["repeats"] = [
-                {"s": [[1, BATCH]]} if self.found.is_batch(layout) and size == 1 else times
-                for layout, size, times in zip(self.found.of(node), sizes, given["repeats"], strict=True)
+            return torch.ops.aten.arange.start_step, {"start": start, "end": stop, "step": step, **options}
+        elif name in ("repeat", "tile"):
+            key = "repeats" if name == "repeat" else "dims"
+            before, times = self.found.of(given["self"]), list(given[key])
+            sizes = [1] * (len(times) - len(before)) + [size_of(layout) for layout in before]
+            given[key] = [
+                {"s": [[1, BATCH]]} if self.found.is_batch(layout) and size == 1 else count
+                for layout, size, count in zip(
+                    self.found.of(node), sizes, [1] * (len(sizes) - len(times)) + times, strict=True
+                )
             ]
         elif name == "unflatten":
             first = given["dim"] % len(self.found.of(given["self"]))
             given["sizes"] = [
                 self._argument(layout) for layout in self.found.of(node)[first : first + len(given["sizes"])]
             ]
-        elif name in ("split", "split_with_sizes", "chunk", "tensor_split") and isinstance(layouts, list):
+        elif name in ("split", "split_with_sizes", "chunk", "unsafe_chunk", "tensor_split") and isinstance(
+            layouts, list
+        ):
             dimension = given["dim"] % len(self.found.of(given["self"]))
             sizes = [self._argument(part[dimension]) for part in layouts]  # type: ignore[index]
             return torch.ops.aten.split_with_sizes.default, {
@@ -291,11 +304,13 @@ class Written:
         elif name in ("layer_norm", "rms_norm"):
             last = self.found.of(node)[-len(given["normalized_shape"]) :]
             given["normalized_shape"] = [self._argument(layout) for layout in last]
-        elif name in OPAQUE:  # no other dimension has the size of the batch
+        elif name in OPAQUE | CONSTANT:  # no other dimension has the size of the batch
             examples, batch = self.traced.batch_size, {"s": [[1, BATCH]]}
             for key, sizes in given.items():
                 if isinstance(sizes, list):
                     given[key] = [batch if size == examples else size for size in sizes]
+                elif name in CONSTANT and type(sizes) is int and sizes == examples:
+                    given[key] = batch
         return target, given
 
 
@@ -377,7 +392,10 @@ def _is_copied_back(node: Node) -> bool:
     """Whether export wrote what an operator in place has written already."""
     if short_name(node.target) != "copy_" or node.users or not isinstance(node.args[0], Node):
         return False
-    return node.args[0].op == "placeholder" and isinstance(node.args[1], Node) and node.args[0] in _roots(node.args[1])
+    source = node.args[1]
+    while isinstance(source, Node) and source.op == "call_function" and _writes(source):
+        source = source.args[0]
+    return node.args[0].op == "placeholder" and source is node.args[0]
 
 
 def _is_read(node: Node, live: set[Node]) -> bool:

@@ -87,6 +87,9 @@ class RecipFL(CandidateMethod[RecipFLParams]):
                 "initial.weights: recipfl writes all weights itself, and takes of given ones only what `freeze` names: "
                 "freeze the parts that must stay as they are, or leave initial.weights out"
             )
+        kinds = {n: t.dtype for n, t in setup.family.tensors(setup.family.full()).items() if t.dtype.is_floating_point}
+        if other := next((f"{n} is {str(kind)[6:]}" for n, kind in kinds.items() if kind != torch.float32), ""):
+            raise ValueError(f"recipfl: its hypernetwork writes float32, and {other}: make the model by .float()")
         self.frozen = _frozen(setup)
         with torch.device("meta"):
             check_memory(self.made_hypernetwork(), params.tile)

@@ -224,7 +224,7 @@ class NotABatch(Dense):
 
 class WithoutGradients(Dense):
     def forward(self, images):
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):
             x = self.stem(images)
         return self.head(x)
 

@@ -210,7 +210,7 @@ def test_large_batches_are_priced_from_one_step_too(name):
             "NotABatch",
             r"answers a batch of \d+ with a tensor of \(7,\): it must return one tensor of \(batch, classes\)",
         ),
-        ("WithoutGradients", r"has no gradient in the module.*use detach\(\)"),
+        ("WithoutGradients", r"has no gradient in the module.*use torch\.no_grad\(\) or detach\(\)"),
         ("BySize", "the answers of the module and of its graph differ"),
         ("ChangesInput", "changes its input in place"),
         ("ReadsAValue", r"operator aten\.item\.default \(own_traced\.py:\d+\).*it reads the value of a tensor"),

@@ -1,0 +1,93 @@
+"""Modules of many kinds are cut right, or refused with what to do."""
+
+import own_kinds
+import pytest
+import torch
+
+from tests.models.traced_weights import lively
+from wildflower.models.architecture import Architecture
+from wildflower.models.family import make_family
+from wildflower.models.placement import chosen, leading
+from wildflower.models.weights import with_weights
+
+pytestmark = pytest.mark.thorough
+HALVES = {  # what is kept where every group is cut to a half
+    "Cells": {"first": 8, "second": 12, "gru": 6, "lstm": 5, "plain": 8},
+    "Ellipsis": {"weight": 8, "second": 12},
+    "Aliases": {"first": 8, "second": 12},
+    "Shuffled": {"wide": 4, "narrow": 1, "first": 8, "second": 12},
+    "Spectra": {"lift": 4, "weight": 4, "first": 8, "second": 12},
+    "Bags": {"first": 8, "second": 12},
+    "Means": {"first": 8, "second": 12},
+    "Masked": {},
+    "Named": {},
+    "Spare": {"first": 8, "second": 12},
+    "Spectral": {},
+}
+
+
+def family_of(name, **more):
+    tokens = name == "Bags"
+    shape = [6] if tokens else [1, 8, 8]
+    return make_family({"name": f"own_kinds:{name}", "input_shape": shape, "classes": 7, "tokens": tokens} | more)
+
+
+def batch(name):
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randint(0, 7, (5, 6), generator=generator)
+        if name == "Bags"
+        else torch.randn(5, 1, 8, 8, generator=generator)
+    )
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_a_cut_equals_the_whole_with_the_rest_masked(name):
+    family = family_of(name)
+    arch = Architecture(tuple(max(1, full // 2) for full in family.groups.values()))
+    if HALVES[name]:
+        assert sorted(arch.widths) == sorted(HALVES[name].values())
+    whole = lively(family)
+    for select in (leading, chosen(1)):
+        placement = family.place(arch, select)
+        cut = with_weights(family, arch, placement.gather(whole)).eval()
+        masks = {n: torch.zeros_like(v) for n, v in whole.items()}
+        placement.add_to(masks, {n: torch.ones_like(v) for n, v in cut.state_dict().items()})
+        masked = with_weights(family, family.full(), {n: v * masks[n] for n, v in whole.items()}).eval()
+        with torch.no_grad():
+            assert torch.allclose(cut(batch(name)), masked(batch(name)), atol=1e-5, rtol=1e-4)
+    cut.train()(batch(name)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in cut.parameters())
+
+
+def test_a_running_mean_of_ones_own_is_moved_as_in_the_module():
+    family = family_of("Means")
+    weights = lively(family)
+    network = with_weights(family, family.full(), {n: v.clone() for n, v in weights.items()}).train()
+    module = own_kinds.Means(7).train()
+    module.load_state_dict(weights)
+    assert torch.equal(network(batch("Means")), module(batch("Means")))
+    assert torch.equal(network.state_dict()["mean"], module.mean)
+    assert not torch.equal(module.mean, weights["mean"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Complex", r"weight is a tensor of complex64, which does not travel: .*torch\.view_as_real"),
+        ("Sparse", r"neighbors is a tensor of sparse_coo, which does not travel: .*to_dense\(\)"),
+        ("Infinite", "gain has first values that are no finite numbers"),
+        ("Double", r"Inputs are torch\.float32: make them what its weights are"),
+        ("Assigned", r"an attribute that it changes \(write buffers by self\.mean\.copy_\(\.\.\.\)\)"),
+        ("One", "answers with one tensor in a tuple, dict or the like"),
+    ],
+)
+def test_what_cannot_travel_is_said_before_round_1(name, words):
+    with pytest.raises(ValueError, match=words):
+        family_of(name)
+
+
+def test_no_exits_behind_what_is_written_into():
+    assert len(family_of("Shifted").groups) > 1
+    with pytest.raises(ValueError, match=r"own_kinds:Shifted writes into buffers or parts of tensors.*torch\.cat"):
+        family_of("Shifted", early_exits=True)
