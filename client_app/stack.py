@@ -231,9 +231,13 @@ class _Rows:
         if len(set(sizes)) > 1:
             of_rows = [torch.full((size,), 1 / n, dtype=self.dtype) for size, n in zip(sizes, counts, strict=True)]
             weights = _padded(of_rows).to(self.first.device)
-        losses: Tensor = vmap(partial(self._loss, term), in_dims=(0, 0, 0, 0, None if weights is None else 0))(
-            trained, beside, _padded(inputs), _padded(labels), weights
-        )
+        compute = vmap(partial(self._loss, term), in_dims=(0, 0, 0, 0, None if weights is None else 0))
+        try:
+            losses: Tensor = compute(trained, beside, _padded(inputs), _padded(labels), weights)
+        except RuntimeError as error:
+            if "random operation" in str(error):
+                raise InTurn("the model or its loss draws at random, other than by nn.Dropout") from error
+            raise
         if at is not None:
             for name, value in beside.items():
                 self.beside[name][at] = value

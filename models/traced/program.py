@@ -284,6 +284,10 @@ class Program(Network):
         ):
             module, inputs = self._module(table["t"].rpartition(".")[0]), self._value(node.args[1], places)
             return _Step(module, number, [None], registers=[(0, inputs.number)])
+        if node.op == "dropout.default" and node.args[2] is True:
+            # A module, so that devices that are trained at once find it and draw from their own generators.
+            module = self._modules.setdefault(f"_dropout{number}", nn.Dropout(float(node.args[1])))  # type: ignore[assignment]
+            return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
         step = _Step(operator.getitem if node.op == GETITEM else operator_named(node.op), number)
         keys: list[int | str] = [*range(len(node.args)), *node.kwargs]
         for key, given in zip(keys, (*node.args, *node.kwargs.values()), strict=True):

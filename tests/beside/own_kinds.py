@@ -188,3 +188,13 @@ class Shifted(Layers):
 class One(Layers):
     def forward(self, images):
         return {"logits": super().forward(images)}
+
+
+class Dropping(Layers):
+    def between(self, x):
+        return F.dropout(x.relu(), 0.3, self.training)
+
+
+class Noisy(Layers):
+    def between(self, x):
+        return x + torch.rand_like(x) if self.training else x

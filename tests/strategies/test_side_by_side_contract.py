@@ -128,3 +128,22 @@ def test_weights_and_figures_are_those_in_turn(method, tmp_path_factory, caplog)
             assert figures(beside)[1] == figures(in_turn)[1]  # models may have been scored at once all the same
 
     compare()
+
+
+@pytest.mark.thorough
+def test_dropout_of_a_traced_module_is_drawn_by_each_device(tmp_path_factory, caplog):
+    changes = {"family": "own_kinds:Dropping", "local-steps": 3}
+    wanted, in_turn, _ = one_round(tmp_path_factory.mktemp("turn"), "heterofl", "off", caplog, **changes)
+    found, beside, told = one_round(tmp_path_factory.mktemp("beside"), "heterofl", "4", caplog, **changes)
+    assert not told
+    assert max(line["at_once"] for line in beside.devices) > 1
+    assert_close(figures(beside), figures(in_turn))
+    assert_close(found.tensors, wanted.tensors)
+
+
+@pytest.mark.thorough
+def test_a_module_that_draws_otherwise_is_trained_in_turn(tmp_path, caplog):
+    _, result, told = one_round(tmp_path, "heterofl", "4", caplog, family="own_kinds:Noisy")
+    assert {line["at_once"] for line in result.devices} == {1}
+    assert len(told) == 1
+    assert told[0].endswith("is trained in turn: the model or its loss draws at random, other than by nn.Dropout")
