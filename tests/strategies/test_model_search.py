@@ -245,6 +245,25 @@ def test_running_statistics_are_tracked_and_averaged_where_the_user_says_so(tmp_
     assert torch.equal(model.weights["stem.norm.running_mean"], engine.method.weights["stem.norm.running_mean"])
 
 
+@pytest.mark.thorough
+def test_of_one_architecture_it_is_fedavg_with_the_running_statistics_of_a_module(tmp_path):
+    """All devices train the whole module on as many examples; its statistics are averaged like its weights."""
+    common = {"family": "own_traced:Residual", "below-smallest": "smallest", "rounds": 2}
+    search = {"strategy": "model-search", "model-search.shares": "1", "distillation.steps": 0}
+    average = {"strategy": "fedavg", "fedavg.use": "all-large"}
+    found = []
+    for number, keys in enumerate((search, average)):
+        (folder := tmp_path / str(number)).mkdir()
+        engine, scorer = started(small_config(folder, **common | keys))
+        grid = simulated_grid()
+        for round in (1, 2):
+            engine.run_round(grid, round, scorer)
+        found.append(engine.method.weights)
+    assert set(found[0]["bn1.running_mean"].tolist()) != {0.0}
+    worst = max((found[0][n] - value).abs().max() for n, value in found[1].items())
+    assert (set(found[0]), float(worst)) == (set(found[1]), pytest.approx(0, abs=1e-6))
+
+
 def test_families_without_an_activation_to_choose_are_left_alone(tmp_path):
     strategy = started(small_config(tmp_path, **SEARCH | {"family": "cnn3"}))[0].method
     assert "activation" not in strategy.family.spec()
