@@ -21,7 +21,8 @@ METHODS = {
     "wildflower": ["strategy=wildflower"],
     "fedrolex": ["strategy=fedrolex"],
     # Distillation computes 400 batches of 64 inputs, 50 times as many examples as a round's training.
-    "model-search": ["strategy=model-search", "distillation.steps=0"],
+    "model-search": ["strategy=model-search", "distillation.steps=0", "model-search.norm=static"],
+    "model-search, paper's norm": ["strategy=model-search", "distillation.steps=0"],
     "depthfl": ["strategy=depthfl"],
     "rafl": ["strategy=rafl", "rafl.searcher=pool"],
     "recipfl": ["strategy=recipfl", "freeze=features"],  # which takes weights for frozen parts alone
