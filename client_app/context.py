@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -34,13 +33,13 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters, with_weights
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
 from wildflower.tasks.device_data import UnfitError
 from wildflower.tasks.task import Task
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 T = TypeVar("T")
 
 

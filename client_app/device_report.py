@@ -5,7 +5,6 @@ Nothing here needs torch but measuring the speed, which happens once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -19,8 +18,7 @@ from wildflower.devices.probe import probe_machine
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.devices.speed import with_speed
 from wildflower.devices.state_folder import node_state_dir
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
+from wildflower.plugins.flower_log import log
 
 
 def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_bytes: int = 0) -> DeviceReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -19,8 +18,8 @@ from wildflower.client_app.undo import will_write
 from wildflower.devices.private import close_to_others, private_folder, sync
 from wildflower.messages.frozen_parts import Part, name_of
 from wildflower.messages.packing import Layout, unpack
+from wildflower.plugins.flower_log import log
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 KEPT_RUNS = 16  # of a device; when another one begins, the state of older ones is removed
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9.,=+_-]{0,149}", re.ASCII)
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", re.ASCII)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from safetensors import SafetensorError
@@ -12,8 +11,8 @@ from wildflower.client_app.kept_state import DeviceState
 from wildflower.messages.encoding import Wire, decode_entry, encode_entry, may_be_a_change, parts_of
 from wildflower.messages.packing import Layout
 from wildflower.messages.tensor_sets import Weights
+from wildflower.plugins.flower_log import log
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 LOST_ON_THE_WIRE = "lost-on-the-wire"  # under which name, and a tensor set's, a device keeps what rounding has lost
 
 

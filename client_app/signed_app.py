@@ -11,7 +11,6 @@ import base64
 import hashlib
 import io
 import json
-import logging
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
@@ -21,8 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from wildflower.devices.validation import one_line
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
+from wildflower.plugins.flower_log import log
 
 SIGNATURE = "signature.toml"
 MANIFEST = ".info/CONTENT"  # Flower's list of the files, in which the signature stands too

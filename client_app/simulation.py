@@ -10,7 +10,6 @@ the other, and ends with its server. While it answers it says which files of dev
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
@@ -30,10 +29,10 @@ from wildflower.devices.validation import one_line
 from wildflower.models.architecture import Architecture
 from wildflower.models.network import lighten
 from wildflower.models.weights import with_weights
+from wildflower.plugins.flower_log import log
 from wildflower.tasks.scoring import TestPart, score_batches, score_exit_batches, test_part
 from wildflower.tasks.task import TaskSpec, load_task
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 SCORE = "score"  # the kind of a message that no device knows: the server lets its workers score its models
 WRITES = "writes"  # the header of a worker that is about to write a file has its path here
 NUMBER = struct.Struct("<I")  # of a worker

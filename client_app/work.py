@@ -7,7 +7,6 @@ may be added up before it answers. Nothing of Flower in here: on hardware this r
 from __future__ import annotations
 
 import json
-import logging
 import time
 import traceback
 from collections import deque
@@ -64,6 +63,7 @@ from wildflower.models.allocator import HEAP_FACTOR, keep_freed_memory, return_f
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family, make_family
 from wildflower.models.network import Network
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.method import client_step_of
 from wildflower.tasks.device_data import MAX_PROBLEM_LETTERS, Summary, UnfitError
 from wildflower.tasks.inspection import describe
@@ -74,7 +74,6 @@ RESTING = "the device takes no part now"
 AnyOrder = TypeVar("AnyOrder", bound=ModelOrder)
 # An order's work, and what masks its update.
 _Begun = tuple[WorkOrder, DeviceContext, Done, Callable[[Tensor], bytes] | None]
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:

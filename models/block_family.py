@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
@@ -53,12 +54,8 @@ class BlockFamily(GroupFamily):
 
     # Sub-models
 
+    @override
     def build(self, arch: Architecture) -> Network:
-        """Return the sub-model, initialized by torch's generator, on the current default device.
-
-        It maps (batch, *input_shape) to (batch, classes), by its deepest exit. Raises ValueError for an architecture
-        out of bounds.
-        """
         self.validate(arch)
         return without_gradients(self, Network(self.blocks(arch)))
 

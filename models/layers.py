@@ -441,10 +441,8 @@ class Block:
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield the tensors of the block's state with their names in the network."""
-        for path, layers in self._paths().items():
+        paths = {"": self.layers, "shortcut.": self.shortcut or (), "after.": self.after}
+        for path, layers in paths.items():
             for layer in layers:
                 for tensor, spec in layer.tensors().items():
                     yield f"{self.name}.{path}{layer.name}.{tensor}", spec
-
-    def _paths(self) -> dict[str, tuple[Layer, ...]]:
-        return {"": self.layers, "shortcut.": self.shortcut or (), "after.": self.after}

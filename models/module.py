@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,9 +20,8 @@ from wildflower.models.network import Network
 from wildflower.models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
 from wildflower.models.skeleton import parameters_without_memory
 from wildflower.plugins.draws import same_draws
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 @dataclass(frozen=True)

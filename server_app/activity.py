@@ -124,7 +124,8 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
             reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
         models.add(record)
         if record.outcome_word == "trained" and record.parameters:
-            rounded.setdefault(column, Counter())[_three_digits(record.parameters)] += 1
+            # Of sizes with three digits there are few, however many architectures a search finds.
+            rounded.setdefault(column, Counter())[int(float(f"{record.parameters:.2e}"))] += 1
             if len(distinct) <= MAX_SIZES:
                 distinct.add(record.parameters)
                 sizes.setdefault(column, Counter())[record.parameters] += 1
@@ -151,8 +152,3 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         models=models,
         sizes=sizes if len(distinct) <= MAX_SIZES else rounded,
     )
-
-
-def _three_digits(size: int) -> int:
-    """A size with three digits, of which there are few, however many architectures a search finds."""
-    return int(float(f"{size:.2e}"))

@@ -38,7 +38,7 @@ def check(config: RunConfig) -> None:
     _check_training(config, need)
     _check_method(config, need)
     _check_scores(config, need)
-    if config.is_private:
+    if config.dp.is_on:
         _check_private(config, need)
     if config.secure_aggregation.is_on:
         _check_secure(config, need)
@@ -218,7 +218,7 @@ def _check_buffer(config: RunConfig, need: Need) -> None:
         f"ends a round, and with buffer = {config.buffer} a round ends with that many updates: {without}",
     )
     need(
-        not config.is_private,
+        not config.dp.is_on,
         "buffer",
         "does not go with differential privacy (dp.epsilon, dp.noise-multiplier): its account wants every device in "
         "a round with one probability, and devices that are at work are in none: leave buffer 0",
@@ -241,7 +241,7 @@ def _check_wire(config: RunConfig, need: Need) -> None:
         "does not go with secure-aggregation, whose masks hide integers of 64 bits: leave it 'float32'",
     )
     need(
-        not config.is_private,
+        not config.dp.is_on,
         "wire",
         "does not go with differential privacy (dp.epsilon, dp.noise-multiplier): what rounding loses of a "
         "device's change comes in a later round, in which nobody counts it: leave it 'float32'",
@@ -325,7 +325,7 @@ def _check_secure(config: RunConfig, need: Need) -> None:
         f"with devices-per-round = {config.devices_per_round} no sum is ever of so many",
     )
     need(
-        not config.is_private,
+        not config.dp.is_on,
         "secure-aggregation.minimum",
         "does not go with differential privacy (dp.epsilon, dp.noise-multiplier): whether a group is large enough "
         "to count hangs on the others, and the noise is for one device",

@@ -305,11 +305,6 @@ class RunConfig(Params):
         """The run's family, and the members of a family `choice`."""
         return [self.family or kind_of(self.task).family, *_names(parse_arguments(self.family_arguments))]
 
-    @property
-    def is_private(self) -> bool:
-        """Return whether the run is differentially private."""
-        return self.dp.is_on
-
     @model_validator(mode="after")
     def _possible(self) -> Self:
         check(self)

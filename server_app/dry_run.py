@@ -104,17 +104,14 @@ def _step(method: Method, task: Task, folder: str) -> None:
         _check_empty_round(method)
 
 
-def _without_frozen(method: Method, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not method.family.is_frozen(name)}
-
-
 def _check_empty_round(method: Method) -> None:
     """Raise DryRunError where the model of a private run tells that nobody came to a round: it has no noise then."""
     wanted = [method.scored_architecture]
     before = {
         name: tensor.clone()
         for model in method.models(wanted).values()
-        for name, tensor in _without_frozen(method, model.weights).items()
+        for name, tensor in model.weights.items()
+        if not method.family.is_frozen(name)
     }
     method.begin_round([])
     method.finish_round([])

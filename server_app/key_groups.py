@@ -110,10 +110,6 @@ class Adam(Params):
     )
 
 
-def _number_as_text(value: object) -> object:
-    return str(value) if type(value) is int else value
-
-
 class Compute(Params):
     """Settings that change how fast devices train, and with it the bits."""
 
@@ -122,7 +118,7 @@ class Compute(Params):
         description="How images lie in memory in training, on devices and in ensemble distillation on the server: "
         "contiguous, or channels-last, which is faster on some networks and gives other bits (benchmarks/overhead)",
     )
-    side_by_side: Annotated[str, BeforeValidator(_number_as_text)] = Field(
+    side_by_side: Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
         "auto",
         description="Simulated devices of one model that a worker trains at once, which gives other bits: a number, "
         "off, fastest (what the first ones took less time with), or auto: fastest on GPUs, off on processors",

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from hashlib import sha256
 from logging import WARNING
 from pathlib import Path
@@ -138,7 +137,9 @@ def keep(privacy: Privacy, run_dir: Path) -> None:
     inode = path.stat().st_ino
     if content.file != inode:
         written.append(_Begun(file=inode))
-    account.record = partial(_record, written, privacy.delta)
+    account.record = lambda release, epsilon: written.append(
+        _Released(**asdict(release), epsilon=epsilon, delta=privacy.delta)
+    )
     if content.torn and not privacy.seeded:
         # Its model was to be made when the line was on the disk. That the disk has lost the line later is the other
         # way in which this can be, and the model may then be known.
@@ -162,10 +163,6 @@ def spent(run_dir: Path, rounds: Sequence[RoundRecord]) -> Spent | None:
 def has_releases(run_dir: Path) -> bool:
     """Return whether a private run has released anything. Raises JournalError for a ledger that is damaged."""
     return (run_dir / FILE).exists() and bool(_read(run_dir / FILE).released)
-
-
-def _record(written: _Written, delta: float, release: Release, epsilon: float) -> None:
-    written.append(_Released(**asdict(release), epsilon=epsilon, delta=delta))
 
 
 @dataclass

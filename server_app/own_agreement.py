@@ -74,7 +74,7 @@ def _declared(config: RunConfig, spec: TaskSpec, test: DataSet | None) -> Declar
     normalization and its number of outputs, and the second in the journal, and in which model is the best.
     """
     declared = declared_by(spec.arguments, test)
-    if not config.is_private:
+    if not config.dp.is_on:
         return declared
     private = "partition = 'own' under differential privacy (dp.epsilon, dp.noise-multiplier)"
     if test is None:

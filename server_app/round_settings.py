@@ -88,7 +88,7 @@ def _side_by_side(value: str) -> int | Literal["auto", "fastest"]:
 def privacy_of(config: RunConfig) -> Privacy | None:
     """Return how the run protects its devices; ConfigError where no noise is enough, or the accountant is not
     installed."""
-    if not config.is_private:
+    if not config.dp.is_on:
         return None
     rate = config.devices_per_round / config.devices
     try:

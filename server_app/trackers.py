@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import math
 import os
 import re
@@ -17,10 +16,9 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from wildflower.plugins.extras import MissingExtraError, needed
+from wildflower.plugins.flower_log import log
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import write_whole
-
-log = logging.getLogger("flwr")
 
 PROJECT = "wildflower"  # where the user names none
 FILE = "tracker.json"  # of a run's folder: what the run is called over there, by which a resumed one is found again

@@ -6,7 +6,6 @@ agree with each other; what is done here stands in `distill`, and `reading` choo
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +21,10 @@ from wildflower.messages.tensor_sets import STATISTICS, Weights
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters, with_weights
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.noise import Noise
 from wildflower.strategies.params import Params, PositiveRate
 from wildflower.strategies.submodel import Cut, SubModelMethod
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class Distillation(Params):

@@ -6,7 +6,6 @@ Algorithm 1; RaFL's Eqs. 8 and 9 are the same.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.weights import with_weights
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import divergence
 from wildflower.tasks.inputs import in_layout, laid_out_for
 from wildflower.tasks.public import PublicData
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 TOGETHER = 256  # public examples that a network reads at once where it does not learn
 HELD_OUT = 0.1  # share of the public examples that say when to stop

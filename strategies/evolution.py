@@ -234,11 +234,8 @@ class EvolutionSearch:
     ) -> None:
         self.space = space
         self.prices = Prices(space, batch_size=batch_size, optimizer=optimizer)
-        self.score = score or self._macs
+        self.score = score or (lambda found: [float(self.prices.macs(picks)) for picks in found])
         self.params = params or EvolutionParams()
-
-    def _macs(self, found: Sequence[Picks]) -> list[float]:
-        return [float(self.prices.macs(picks)) for picks in found]
 
     def excess(self, picks: Picks, budget: Budget, max_macs: int | None = None) -> float:
         """By which share a sub-network is over what it exceeds most, or else 0.

@@ -5,7 +5,6 @@ The types and their layers are in `wildflower.strategies.types_by_depth`, the cl
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar, Literal
@@ -17,6 +16,7 @@ from typing_extensions import override
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.models.architecture import Architecture
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.fedadam import FedAdamParams, ServerAdam
 from wildflower.strategies.method import (
     ClientStep,
@@ -33,8 +33,6 @@ from wildflower.strategies.own_layers import TrainingWithOwnLayers
 from wildflower.strategies.params import Fraction, Params
 from wildflower.strategies.submodel import CandidateMethod, first_weights, learned
 from wildflower.strategies.types_by_depth import alike_blocks, check_alike, deep_tensors, layers_of, types_of
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class InclusiveFLParams(Params):

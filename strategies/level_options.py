@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -13,10 +12,9 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.group_family import GroupFamily
 from wildflower.models.space import Space
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.ascent_search import AscentSearch
 from wildflower.strategies.search import ExactSearch
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 TOLERANCE = 0.02  # share of the most parameters that what is searched for levels may lack
 WIDTHS = 16  # widths from which those of levels are chosen

@@ -6,7 +6,6 @@ System-Heterogeneous Federated Learning through Dynamic Model Search" elsewhere.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,6 +20,7 @@ from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.models.space import Space
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.ascent_search import AscentSearch
 from wildflower.strategies.fleet_search import find_priced
 from wildflower.strategies.method import ClientStep, Order, Selection, Setup, State, Trained, Training
@@ -28,8 +28,6 @@ from wildflower.strategies.model_search_params import ModelSearchParams, layer_s
 from wildflower.strategies.pricing import fits, in_floats
 from wildflower.strategies.search import ExactSearch, PoolSearch
 from wildflower.strategies.static_norm import MaskedTraining, StaticNormMethod
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class ModelSearch(StaticNormMethod[ModelSearchParams]):

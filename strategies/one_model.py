@@ -6,7 +6,6 @@ momentum is FedAvgM's (Hsu, Qi and Brown 2019).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ from typing_extensions import override
 
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.fedavgm import momentum_step
 from wildflower.strategies.fitted_levels import fitted_levels
 from wildflower.strategies.level_options import sizes_between
@@ -23,8 +23,6 @@ from wildflower.strategies.params import Decay, Params
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import learned, zeros
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class OneModelParams(Params):

@@ -8,7 +8,6 @@ let the server do after the mean.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -21,13 +20,12 @@ from wildflower.messages.tensor_sets import TensorSet
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.distillation import Distillation, distill_in_place
 from wildflower.strategies.method import ClientContext, P, Setup, Trained, Training
 from wildflower.strategies.params import Params
 from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.strategies.submodel import Cut, SubModelMethod
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class Masked(nn.Module):

@@ -8,7 +8,6 @@ trained it, and on a device its gradient is the mean over the levels that have i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from wildflower.models.base import Family
 from wildflower.models.cost import Cost
 from wildflower.models.network import Network
 from wildflower.models.space import Space
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.fitted_levels import are_nested, below, fitted_levels, level_cost
 from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
@@ -36,8 +36,6 @@ from wildflower.strategies.pricing import Means, in_floats
 from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import learned, zeros
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 # The client step ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from wildflower.models.traced.depth import (
 )
 from wildflower.models.traced.graph import Cuts, Exit, Graph, Operation
 from wildflower.models.traced.groups import Group
-from wildflower.models.traced.layouts import Layout, resolved
+from wildflower.models.traced.layouts import is_pinned
 from wildflower.models.traced.propagation import CannotAlignError, Propagation
 from wildflower.models.traced.tracing import Traced
 from wildflower.plugins.reference import PluginError
@@ -159,13 +159,9 @@ def _place(nodes: Mapping[bool, Node], found: Propagation) -> Place | None:
             return None
         if len(layouts) < 2 or not found.is_batch(layouts[0]):
             return None
-        free = [d for d, layout in enumerate(layouts) if d and _is_free(layout)]
+        free = [d for d, layout in enumerate(layouts) if d and not is_pinned(layout)]
         dimensions.append(free or [2 if len(layouts) == 3 else 1])
     return Place(nodes, dimensions[0][0]) if dimensions[0] == dimensions[1] and len(dimensions[0]) == 1 else None
-
-
-def _is_free(layout: Layout) -> bool:
-    return any(not atom.pinned for segment in resolved(layout) for atom in segment)
 
 
 def _alone(traced: Traced) -> list[dict[bool, Node]]:

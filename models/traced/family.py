@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +27,12 @@ from wildflower.models.of_transformers import CONFIG, OF_TEXTS, SIZES, with_sett
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined
 from wildflower.models.traced.graph import DTYPES, Cuts, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program, drawn
+from wildflower.plugins.flower_log import log
 
 if TYPE_CHECKING:
     from wildflower.models.trace import Step
     from wildflower.models.traced.price import Recorded
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 PRECISION = 0.01
 NAME = "your module"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
@@ -20,9 +19,9 @@ from wildflower.models.traced.program import Program, drawn
 from wildflower.models.traced.tracing import WHOLE
 from wildflower.models.traced.writing import Written
 from wildflower.plugins.draws import same_draws
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError, one_sentence
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 MOST_PINNED = 0.5  # of the parameters, where a module is called one that can be cut
 SHOWN = 3
 TRIED = (3, 2)  # examples of the batches on which graph and module must agree

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,9 +18,8 @@ from wildflower.models.traced.making import TOLERANCE, TRIED, answer_of, inputs_
 from wildflower.models.traced.operators import CONVOLUTIONS, short_name
 from wildflower.models.traced.program import Program
 from wildflower.models.traced.writing import Written
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError
-
-log = logging.getLogger("flwr")
 
 
 def own_module(family: Traced, arch: Architecture, network: Program) -> nn.Module | None:

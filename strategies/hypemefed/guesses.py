@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.contract_values import State
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Factors,
@@ -26,8 +26,6 @@ from wildflower.strategies.hypemefed.layer_hypernetwork import (
 )
 from wildflower.strategies.hypemefed.pairs_of_layers import Source
 from wildflower.strategies.params import Count, Params, PositiveRate
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 MAX_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -18,6 +17,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.placement import Placement
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.exits import ExitsMethod
 from wildflower.strategies.hypemefed.guesses import Guesses, HypeMeFedParams, Upload
 from wildflower.strategies.hypemefed.layer_hypernetwork import Reading
@@ -35,8 +35,6 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.shared_losses import Loss, PureLoss
 from wildflower.tasks.task import Task
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 # The client step ------------------------------------------------------------------------------------------------------
 

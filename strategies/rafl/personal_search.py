@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import cached_property, lru_cache, partial
 
@@ -13,6 +12,7 @@ from wildflower.models.cost import Cost
 from wildflower.models.elastic import ElasticFamily, ElasticSpace
 from wildflower.models.family import FAMILIES
 from wildflower.models.space import Space
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.evolution import EvolutionSearch, Picks
 from wildflower.strategies.fleet_search import find_priced
 from wildflower.strategies.method import Setup
@@ -21,8 +21,6 @@ from wildflower.strategies.pricing import fits
 from wildflower.strategies.rafl.rafl_params import RaFLParams
 from wildflower.strategies.rafl.two_networks import TwoNetworks
 from wildflower.strategies.search import ExactSearch, PoolSearch
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class PersonalSearch:

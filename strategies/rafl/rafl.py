@@ -8,16 +8,16 @@ a device with both networks pays in `two_networks`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from wildflower.devices.budget import Budget
-from wildflower.messages.tensor_sets import TensorSets
+from wildflower.messages.tensor_sets import STATISTICS, TensorSets
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.ensemble import Ensemble
 from wildflower.strategies.method import (
     LEADING,
@@ -36,11 +36,9 @@ from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import fits
 from wildflower.strategies.rafl.personal_search import PersonalSearch, measured_pairs, space_of
 from wildflower.strategies.rafl.rafl_params import RaFLParams
-from wildflower.strategies.rafl.two_networks import KnowledgeNetwork, TwoNetworks, has_statistics
+from wildflower.strategies.rafl.two_networks import KnowledgeNetwork, TwoNetworks
 from wildflower.strategies.search import PoolSearch
 from wildflower.strategies.submodel import CandidateMethod, first_weights
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class RaFL(CandidateMethod[RaFLParams]):
@@ -78,7 +76,7 @@ class RaFL(CandidateMethod[RaFLParams]):
         self.supernet = first_weights(setup)
         # Weights that were trained come with the statistics of the network that they were trained in, drawn ones with
         # none that could be wrong.
-        given = bool(setup.initial) and has_statistics(setup.family)
+        given = bool(setup.initial) and any(name.endswith(STATISTICS) for name in setup.family.tensor_names())
         self.knowledge = KnowledgeNetwork(setup, params, self.space, self.supernet, given=given)
         self.networks = TwoNetworks(setup.family, self.space, self.knowledge, params, setup.settings, given=given)
         self.search = PersonalSearch(params, self.networks, pairs)

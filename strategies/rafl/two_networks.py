@@ -17,7 +17,7 @@ from torch import Tensor
 from wildflower.devices.budget import Budget
 from wildflower.messages.packing import Layout
 from wildflower.messages.sums import WeightedSum, flatten, mean_of
-from wildflower.messages.tensor_sets import STATISTICS, Weights
+from wildflower.messages.tensor_sets import Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import Cost, cost
@@ -109,11 +109,6 @@ class KnowledgeNetwork:
         if {n: v.shape for n, v in tensors.items()} != {n: v.shape for n, v in self.weights.items()}:
             raise ValueError("the checkpoint's knowledge network is another than the configuration's")
         self.weights = {name: tensors[name] for name in self.weights}
-
-
-def has_statistics(family: Family) -> bool:
-    """Return whether networks of a family have running statistics, which a cut of trained weights needs anew."""
-    return any(name.endswith(STATISTICS) for name in family.tensors(family.full()))
 
 
 def own_family(supernet: Family, params: RaFLParams) -> Family | None:

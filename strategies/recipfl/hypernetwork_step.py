@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 import psutil
@@ -11,9 +10,8 @@ from torch import Tensor, nn
 
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import Weights
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 # Gradients are added up in whole multiples of 2^-30, so that the order of replies does not matter: sums of whole
 # numbers below 2^53 are exact in float64, and what is lost below 1e-9 means nothing to Adam. Float32, exact below 2^24

@@ -6,7 +6,6 @@ learn goes back into it, so that strong and weak devices teach each other althou
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
@@ -17,6 +16,7 @@ from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import STATISTICS, TensorSets, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.plugins.extras import check_installed
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.method import (
     ClientStep,
     Contribution,
@@ -38,8 +38,6 @@ from wildflower.strategies.recipfl.network_graph import graph_of
 from wildflower.strategies.recipfl.uploads import Owner, Uploads
 from wildflower.strategies.submodel import CandidateMethod, first_weights
 from wildflower.strategies.training_steps import ClassCounts
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 CLIENTS_PER_PASS = 16
 

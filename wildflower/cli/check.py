@@ -115,7 +115,10 @@ def check(config: RunConfig, run_dir: Path, width: int) -> Page:
         engine, _ = check_buildable(config)
     _data(page, config, engine, width)
     if engine is None:
-        _apart_from_the_model(page, config)
+        # What is wrong beside that for which the run could not be built, such as with its fleet.
+        for look in (lambda: check_files(config, {}), lambda: privacy_of(config)):
+            with told_later(), page.noting():
+                look()
     else:
         with told_later() as later, page.noting():
             start(engine, config)
@@ -146,15 +149,6 @@ def _resumed(page: Page, config: RunConfig, run_dir: Path, engine: Engine | None
     if config.resume and is_run(run_dir):
         with page.noting():
             check_same_files(run_dir, config, engine)
-
-
-def _apart_from_the_model(page: Page, config: RunConfig) -> None:
-    """Note what is wrong beside that for which a run could not be built, such as with its fleet."""
-    with told_later():
-        with page.noting():
-            check_files(config, {})
-        with page.noting():
-            privacy_of(config)
 
 
 def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> None:

@@ -6,7 +6,6 @@ middling width; layers of few channels, and other layers, reach less of it.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -20,11 +19,11 @@ from pydantic.dataclasses import dataclass
 from wildflower.devices import node_config
 from wildflower.devices.checked import MAX_FLOP_PER_S, STRICT, AtLeast0, FlopPerS, Text, load, save
 from wildflower.devices.resource_report import DeviceReport
+from wildflower.plugins.flower_log import log
 
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 FILE = "speed.json"
 OLDEST_SECONDS = 30 * 24 * 3600.0  # after which it is measured again: systems and libraries are updated

@@ -375,7 +375,8 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
                 with interrupted_later():
                     running.append(_start(asked, waiting.pop(0), forks))
             if bar is not None:
-                bar.show(done, f"{done} of {len(planned)} runs", _progress(running))
+                rounds = (f"{job.run.name}: round {len(job.journal.rounds())}/{job.run.rounds}" for job in running)
+                bar.show(done, f"{done} of {len(planned)} runs", " · ".join(rounds))
             time.sleep(LOOK_SECONDS)
             for ended in [job for job in running if job.process.poll() is not None]:
                 running.remove(ended)
@@ -412,11 +413,6 @@ def _start(asked: SweepRequest, run: Planned, forks: bool) -> Running:
     log = asked.folder / SWEEP_LOGS / f"{run.name}.log"
     process = child.begin(asked.experiment, overrides, log, asked.hooks, forks)
     return Running(run, process, log, JournalWatch(run.run_dir))
-
-
-def _progress(running: Sequence[Running]) -> str:
-    """The rounds of the runs that go on."""
-    return " · ".join(f"{job.run.name}: round {len(job.journal.rounds())}/{job.run.rounds}" for job in running)
 
 
 def _figures(run: Planned) -> str:

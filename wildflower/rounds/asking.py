@@ -212,7 +212,7 @@ class Asking:
         new = [device for device in devices if device not in self._introduced]
         smallest = self.method.smallest_architecture
         asked = [self.ask(Order(d, smallest), LEADING, self.budget(d, lambda _: ()), question) for d in new]
-        return self.work(asked, self.method.family, _no_tensor_sets, _absorb_nothing, len(new))
+        return self.work(asked, self.method.family, lambda group: {}, lambda contribution: None, len(new))
 
     def introduce(self, work: Work) -> dict[int, str]:
         """Hand answers to first questions to the method.
@@ -272,11 +272,3 @@ class Asking:
 
 def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.2f} MB"
-
-
-def _no_tensor_sets(group: Group) -> TensorSets:
-    return {}
-
-
-def _absorb_nothing(contribution: Contribution) -> None:
-    pass

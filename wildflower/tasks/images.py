@@ -98,7 +98,9 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
     FileNotFoundError where there are none, ValueError where one cannot be read or images are of several sizes.
     """
     folder, remarks = existing_folder("images", data_dir, "a folder with a folder of images for each class"), Remarks()
-    parts = (folder, None) if _is_listed(folder) else layout_of(folder, arguments.classes, remarks)
+    # A list of the images, or what `datasets` wrote.
+    is_listed = any((folder / name).is_file() for name in (*METADATA, "state.json"))
+    parts = (folder, None) if is_listed else layout_of(folder, arguments.classes, remarks)
     found = [_listed(part, arguments.classes, remarks, testing=number > 0) for number, part in enumerate(parts)]
     files = [file for files, _ in found for file in files]
     if not files:
@@ -117,11 +119,6 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
         color=arguments.color,
     )
     return replace(data, remarks=joined([*remarks.found(), *data.remarks]))
-
-
-def _is_listed(folder: Path) -> bool:
-    """Return whether a folder itself has a list of its images, or is what `datasets` wrote."""
-    return any((folder / name).is_file() for name in (*METADATA, "state.json"))
 
 
 def _listed(

@@ -86,7 +86,8 @@ def split_speeches(text: str) -> Iterator[tuple[str, str]]:
     lines = ["", *(line.strip() for line in _STAGE_DIRECTION.sub("", text).splitlines()), ""]
     name, words = "", list[str]()
     for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
-        if line and not before and after and _is_name(line):
+        stands_alone = line and not before and after and (line.endswith(".") or line == line.upper())
+        if stands_alone and _NAME.fullmatch(line):
             if words:
                 yield name, "\n".join(words)
             name, words = line.rstrip(".").casefold(), []
@@ -94,10 +95,6 @@ def split_speeches(text: str) -> Iterator[tuple[str, str]]:
             words.append(line)
     if words:
         yield name, "\n".join(words)
-
-
-def _is_name(line: str) -> bool:
-    return (line.endswith(".") or line == line.upper()) and _NAME.fullmatch(line) is not None
 
 
 def make_windows(roles: Mapping[tuple[str, str], str]) -> DataSet:

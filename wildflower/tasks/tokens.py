@@ -132,10 +132,6 @@ def _is_of_tokenizer(file: Path) -> bool:
     return file.is_file() and file.suffix in (".json", ".txt", ".model", ".jinja")
 
 
-def _has_vocabulary_alone(folder: Path) -> bool:
-    return (folder / VOCABULARY).is_file() and not any((folder / file).exists() for file in SAY_WHICH)
-
-
 def _has_capitals(vocabulary: Path) -> bool:
     """Return whether a vocabulary of one token a line has words with capitals, beside tokens like [PAD]."""
     lines = vocabulary.read_text(encoding="utf-8").splitlines()
@@ -172,7 +168,7 @@ def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrain
         # Tokenizers of bytes, such as RoBERTa's, know a word's beginning by the space in front of it.
         options["add_prefix_space"] = True
     try:
-        if folder is not None and _has_vocabulary_alone(folder):
+        if folder and (folder / VOCABULARY).is_file() and not any((folder / file).exists() for file in SAY_WHICH):
             options |= {"tokenizer_type": "bert", "do_lower_case": not _has_capitals(folder / VOCABULARY)}
         tokenizer = AutoTokenizer.from_pretrained(str(folder or name), use_fast=True, **options)
     except (OSError, ValueError, KeyError) as error:
