@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from wildflower.client_app import ending, worker
 from wildflower.messages.error import MessageError
 from wildflower.messages.flower_records import make_records, read_records, release
+from wildflower.plugins.raised_as import raised_as
 
 app = ClientApp()
 
@@ -68,8 +69,6 @@ def _is_simulated(text: str) -> bool:
     They do in Flower's simulation, whose devices keep their state where the server says. Where nodes of a deployment
     act as workers, the server does not say where, and the node's own worker does the work.
     """
-    try:
+    with raised_as(MessageError, "the message is not JSON: "):
         batch = json.loads(text)
-    except ValueError as error:
-        raise MessageError(f"the message is not JSON: {error}") from None
     return isinstance(batch, dict) and batch.get("shared_process") is True and bool(batch.get("state_dir"))

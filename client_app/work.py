@@ -64,6 +64,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family, make_family
 from wildflower.models.network import Network
 from wildflower.plugins.flower_log import log
+from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.method import client_step_of
 from wildflower.tasks.device_data import MAX_PROBLEM_LETTERS, Summary, UnfitError
 from wildflower.tasks.inspection import describe
@@ -433,7 +434,5 @@ def _board(batch: Batch | EvaluationBatch, config: NodeConfig) -> Path | None:
 @lru_cache(maxsize=8)
 def family_of(spec_json: str) -> Family:
     """Return the family of a message, kept for the next ones. Raises MessageError if it is none of this app's."""
-    try:
+    with raised_as(MessageError, "the server's "):
         return make_family(json.loads(spec_json))
-    except ValueError as error:
-        raise MessageError(f"the server's {error}") from None

@@ -22,6 +22,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import check_cut
 from wildflower.models.module import ModuleFamily
 from wildflower.models.network import Network
+from wildflower.plugins.raised_as import raised_as
 
 ALPHAS = "alphas."
 """What the names of the numbers that mix operations begin with."""
@@ -267,14 +268,10 @@ class Darts(ModuleFamily):
 
         if not Path(file).is_file():
             raise ValueError(f"darts: searched: there is no file {file}")
-        try:
+        with raised_as(ValueError, f"darts: searched: {file} is no safetensors file: ", Exception):  # the library's own
             weights = load_file(file)
-        except Exception as error:  # the library's own kind, which says what is wrong
-            raise ValueError(f"darts: searched: {file} is no safetensors file: {error}") from None
-        try:
+        with raised_as(ValueError, f"darts: searched: {file}: "):
             genotype = genotype_of(weights)
-        except ValueError as error:
-            raise ValueError(f"darts: searched: {file}: {error}") from None
         nodes = len(genotype["normal"])
         if found.get("nodes", nodes) != nodes:
             raise ValueError(f"darts: nodes = {found['nodes']}, but the cells of {file} have {nodes}: leave it out")

@@ -19,6 +19,7 @@ from wildflower.models.convolutions import Conv, DepthwiseConv, SqueezeExcite
 from wildflower.models.elastic import Decision, ElasticFamily, divisible
 from wildflower.models.layers import Block, Channels, Dropout, GlobalPool, HardSwish, Layer, Linear, Norm, Relu, Relu6
 from wildflower.models.network import Network
+from wildflower.plugins.raised_as import raised_as
 
 MAX_KERNEL = 15
 
@@ -290,12 +291,10 @@ class MobileNet(ElasticFamily):
                 else:
                     widths[f"{block}.inner"] = 0
         arch = Architecture(tuple(widths.values()), tuple(sides.values()))
-        try:
+        with raised_as(ValueError, f"{self.name} with these arguments does not hold the published network: "):
             if any(len(blocks) < depth for blocks, depth in zip(self.stages.values(), depths, strict=True)):
                 raise ValueError(f"{self.name}: depths {self.depths} are fewer blocks than its {depths}")
             self.validate(arch)
-        except ValueError as error:
-            raise ValueError(f"{self.name} with these arguments does not hold the published network: {error}") from None
         return arch
 
 

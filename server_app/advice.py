@@ -166,7 +166,7 @@ def _gap(best: Group, other: Group, scale: Scale) -> Gap:
 
 def _how_sure(other: str, gap: Gap, scale: Scale) -> str:
     """By how much a method is ahead of the next one, and whether that is sure."""
-    text = _points(scale)
+    text: Format = (lambda value: f"{100 * value:.1f} points") if scale.is_share else plain
     if gap.low is None or gap.high is None:
         return f"That it is better than {other}, by {text(gap.mean)}, is a guess: they have one seed in common."
     interval = f"{100 * CONFIDENCE:.0f} % interval {text(gap.low)} to {text(gap.high)}"
@@ -184,11 +184,6 @@ def _beside_the_method(best: Group, second: Group) -> list[str]:
     keys = [key for key in differing_keys(experiments) if key in both and key != "strategy"]
     settings = ", ".join(keys)
     return [f"The two differ in {settings} as well, so that the methods alone need not be the reason."] if keys else []
-
-
-def _points(scale: Scale) -> Format:
-    """How differences of scores are shown."""
-    return (lambda value: f"{100 * value:.1f} points") if scale.is_share else plain
 
 
 def _beyond(groups: Sequence[Group]) -> list[str]:

@@ -14,6 +14,7 @@ from wildflower.messages.programs import check_writable
 from wildflower.models.base import Family
 from wildflower.models.frozen import check_left
 from wildflower.plugins.extras import check_installed
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.rounds.buffered import BufferedEngine
 from wildflower.rounds.connected_devices import ConnectedDevices
@@ -134,10 +135,8 @@ def _method_of(config: RunConfig, task: Task, family: Family, settings: RoundSet
     )
     with _naming(config.strategy):
         method = kind(setup, params)
-        try:
+        with raised_as(ConfigError, f"freeze = {config.freeze!r}: "):
             check_left(method.family, method.smallest_architecture)
-        except ValueError as error:
-            raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         dry_run_tensor_sets(method)
         dry_run_privacy(method)
         dry_run_secure(method)

@@ -16,6 +16,7 @@ from wildflower.models.initial import folder_of_sizes
 from wildflower.models.of_transformers import NAME
 from wildflower.plugins.extras import MissingExtraError
 from wildflower.plugins.nearest import did_you_mean
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.inline_tables import parse_arguments
@@ -65,10 +66,8 @@ def family_of(
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
         for one in family.alternatives.values():
             check_vocabulary(task, one)
-        try:
+        with raised_as(ConfigError, f"freeze = {config.freeze!r}: "):
             check_freeze(family)
-        except ValueError as error:
-            raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         for one in family.alternatives.values():
             check_last_token(task, one)
         # Before they are priced: what a module keeps for later, as by `lru_cache`, then has values.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wildflower.models.family import FAMILIES, family_class
 from wildflower.plugins.nearest import nearest
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.inline_tables import rates_of
 from wildflower.strategies import METHODS
@@ -55,20 +56,16 @@ def _check_names(config: RunConfig, need: Need) -> None:
         need(value in names, key, f"no such {key}; {nearest(value, names)}")
 
     def from_outside(key: str, name: str, look_up: Callable[[str], object]) -> None:
-        try:
+        with raised_as(ValueError, f"{key} = {name!r}: "):
             look_up(name)
-        except ValueError as error:
-            raise ValueError(f"{key} = {name!r}: {error}") from None
 
     from_outside("strategy", config.strategy, method_of)
     if is_reference(config.task):
         from_outside("task", config.task, kind_of)
     else:
         known("task", config.task, TASKS)
-    try:
+    with raised_as(ValueError, f"task-arguments = {config.task_arguments!r}: "):
         arguments = config.own_task_arguments()
-    except ValueError as error:
-        raise ValueError(f"task-arguments = {config.task_arguments!r}: {error}") from None
     if isinstance(arguments, OwnArguments) and config.partition != "own":
         given = [
             name for name in OwnArguments.model_fields if getattr(arguments, name) and name not in arguments.dealt_out
@@ -267,10 +264,8 @@ def _check_partition(config: RunConfig, need: Need) -> None:
         "partition = 'natural' says itself who holds what: use iid or dirichlet, or set it to 0",
     )
     if config.partition == "own":
-        try:
+        with raised_as(ValueError, "partition = 'own': "):
             check_own(config.task)
-        except ValueError as error:
-            raise ValueError(f"partition = 'own': {error}") from None
         need(not config.examples_per_device, "examples-per-device", "partition = 'own': devices have what they have")
         need(
             not config.fleet or bool(config.data_dir),

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from wildflower.messages.encoding import Wire
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, module_label, top_module
 from wildflower.server_app.checks import check
 from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of, tables_flat
@@ -424,10 +425,8 @@ def _with_strategy_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not is_reference(strategy):
         named = strategy or RunConfig().strategy
         raise ConfigError(f"{given}: strategy = {named!r} is the project's own, and has keys such as {named}.NAME")
-    try:
+    with raised_as(ConfigError, f"{given}: "):
         content = parse_arguments(text, like="damping = 0.3, steps = 2")
-    except ValueError as error:
-        raise ConfigError(f"{given}: {error}") from None
     name = method_of(strategy).name()
     found = {key if "." in key else f"{name}.{key}": value for key, value in flat(content).items()}
     if twice := sorted(found.keys() & values.keys()):

@@ -27,6 +27,7 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Update
 from wildflower.messages.packing import Layout, pack
 from wildflower.messages.tensor_sets import STATISTICS, parameters_of
+from wildflower.plugins.raised_as import raised_as
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.frozen import Frozen
 from wildflower.rounds.layout_check import DryRunError, same_chance, without_unlisted_frozen
@@ -95,10 +96,8 @@ def _step(method: Method, task: Task, folder: str) -> None:
         raise DryRunError(
             f"`state` must return a wildflower.strategies.method.State with tensors by name, not {type(state)}"
         )
-    try:
+    with raised_as(DryRunError, "`state` holds values that are no JSON: ", (TypeError, ValueError)):
         values = json.loads(json.dumps(state.values))
-    except (TypeError, ValueError) as error:
-        raise DryRunError(f"`state` holds values that are no JSON: {error}") from None
     method.load(State(state.tensors, values))
     if method.settings.privacy is not None:
         _check_empty_round(method)
@@ -177,10 +176,8 @@ def _do(method: Method, order: Order, local: ClientStep, task: Task, folder: str
     place = Workplace(torch.device("cpu"))
     half = client_step_of(local.reference())
     context = DeviceContext(batch.orders[0], half, batch.round, training, method.family, task, arrays, state, place)
-    try:
+    with raised_as(DryRunError, f"the client step {local.reference().name} refuses: ", Refusal):
         return work, do_order(context)
-    except Refusal as refusal:
-        raise DryRunError(f"the client step {local.reference().name} refuses: {refusal}") from None
 
 
 def _present_classes(task: Task, device: int) -> list[int] | None:

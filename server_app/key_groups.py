@@ -13,6 +13,7 @@ from wildflower.devices.node_config import MIN_MEMBERS
 from wildflower.messages.orders import MOST_AT_ONCE
 from wildflower.messages.programs import ProgramFormat
 from wildflower.models.initial import checked_names
+from wildflower.plugins.raised_as import raised_as
 from wildflower.server_app.inline_tables import parse_arguments, weights_of
 from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, readable, to_scalar
 from wildflower.strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
@@ -42,10 +43,8 @@ class Initial(Params):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        try:
+        with raised_as(ValueError, f"initial.weights = {self.weights!r}: "):
             weights_of(self.weights)
-        except ValueError as error:
-            raise ValueError(f"initial.weights = {self.weights!r}: {error}") from None
         if self.names and not self.weights:
             raise ValueError(
                 f"initial.names = {self.names!r}: says what names in the file of initial.weights are called, and there "

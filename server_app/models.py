@@ -32,6 +32,7 @@ from wildflower.models.traced.family import Traced
 from wildflower.models.traced.program import Program
 from wildflower.plugins.beside import check_kept, digests, looked_for_beside
 from wildflower.plugins.invalid import in_words
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import PluginError, is_reference, top_module
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
@@ -280,10 +281,8 @@ def modules_of(run_dir: Path) -> Iterator[None]:
         return
     kept = run_dir / MODULES
     with _LOOKING:
-        try:
+        with raised_as(ModelError, f"{run_dir} has a model of your own, which is not made again: "):
             check_kept(kept, expected)
-        except ValueError as error:
-            raise ModelError(f"{run_dir} has a model of your own, which is not made again: {error}") from None
         with looked_for_beside(kept if kept.is_dir() else Path.cwd()):
             yield
 

@@ -11,6 +11,7 @@ import torch
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from wildflower.plugins.raised_as import raised_as
 from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices, rest_seconds
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
 from wildflower.rounds.population import wait_for_nodes
@@ -104,10 +105,8 @@ def _of_test(test: DataSet) -> str:
 def _own_data(
     said: Mapping[int, Summary], declared: Declared, config: RunConfig, spec: TaskSpec, test: DataSet | None
 ) -> OwnData:
-    try:
+    with raised_as(ConfigError, "partition = 'own': "):
         agreed, unfit = agree(said.values(), declared, spec.max_examples)
-    except ValueError as error:
-        raise ConfigError(f"partition = 'own': {error}") from None
     if declared.form is None and not any(s.test_examples for s in said.values() if s.device not in unfit):
         raise ConfigError(
             f"partition = 'own' with test-fraction = {spec.test_fraction:g}: neither the server nor any device has "

@@ -50,7 +50,7 @@ PAGE = """<!doctype html>
 {% elif block.kind == "cards" %}<div class="cards">{% for label, figure, more in block.figures -%}
 <div class=card><span>{{ label }}</span><strong>{{ figure }}</strong><small>{{ more }}</small></div>{% endfor %}</div>
 {% elif block.kind == "table" %}{% if block.folded -%}
-<details{% if block.is_open %} open{% endif %}><summary>{{ block.folded }}</summary>
+<details><summary>{{ block.folded }}</summary>
 {{ table(block.table) }}</details>{% else %}{{ table(block.table) }}{% endif %}
 {% elif block.kind == "charts" %}<div class="charts">{% for it in block.drawn %}{{ chart(it) }}{% endfor %}</div>
 {%- if block.constant %}<p class="note">The same in every round: {{ block.constant }}.</p>{% endif %}

@@ -82,15 +82,12 @@ class Cards:
 class Shown:
     """A table on the page.
 
-    Attributes:
-        folded: what stands on the fold; "" where the table is not folded.
-        is_open: whether it is unfolded at first.
+    folded: what stands on the fold; "" where the table is not folded.
     """
 
     kind: ClassVar[str] = "table"
     table: TextTable
     folded: str = ""
-    is_open: bool = False
 
 
 @dataclass(frozen=True)

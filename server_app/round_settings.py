@@ -10,6 +10,7 @@ from flwr.common import log
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.family import Family
 from wildflower.models.frozen import check_trained
+from wildflower.plugins.raised_as import raised_as
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.inline_tables import rates_of
 from wildflower.server_app.inputs import run_folder
@@ -117,10 +118,8 @@ def privacy_of(config: RunConfig) -> Privacy | None:
 def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
     """The multiples of the learning rate by part; ConfigError where a part is not in the family, or is frozen."""
     rates = {part: float(rate) for part, rate in rates_of(config.learning_rates).items()}
-    try:
+    with raised_as(ConfigError, f"learning-rates = {config.learning_rates!r}: "):
         check_trained(family, rates)
-    except ValueError as error:
-        raise ConfigError(f"learning-rates = {config.learning_rates!r}: {error}") from None
     return rates
 
 

@@ -20,6 +20,7 @@ from wildflower.models.base import STATISTICS, Family
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from wildflower.models.network import Network
 from wildflower.models.weights import with_weights
+from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.method import ClientContext
 from wildflower.strategies.static_norm import MaskedTraining, masked
 
@@ -109,10 +110,8 @@ def cuts_below(context: ClientContext, model: Network, lower: Sequence[Architect
     """
     family, own = context.family, context.architecture
     for larger, level in pairwise((own, *lower)):
-        try:
+        with raised_as(MessageError, f"{what}: one is no sub-model: "):
             family.validate(level)
-        except ValueError as error:
-            raise MessageError(f"{what}: one is no sub-model: {error}") from None
         if not is_cut(family, level, larger):
             raise MessageError(f"{what}: each must be a cut of the one above it, and {level} is none of {larger}")
     if lower:

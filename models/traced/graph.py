@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from wildflower.models.traced.operators import CONSTANT, CREATION, ELEMENTWISE, POOLING, SAME, operator_named
+from wildflower.plugins.raised_as import raised_as
 
 MOST_NODES = 50_000
 MOST_BYTES = 2**26  # of the JSON of a graph
@@ -223,10 +224,8 @@ def _packed(data: bytes) -> str:
 
 def _unpacked(text: str, most: int) -> bytes:
     """Return what `_packed` packed; ValueError if it is none, or has more bytes."""
-    try:
+    with raised_as(ValueError, "it is not what was packed: ", (zlib.error, ValueError)):
         data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), most + 1)
-    except (zlib.error, ValueError) as error:
-        raise ValueError(f"it is not what was packed: {error}") from None
     if len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes")
     return data
@@ -243,10 +242,8 @@ def _check_state(graph: Graph) -> None:
         if tensor.classes >= len(tensor.dimensions):
             raise ValueError(f"the graph of a model: {name} has no dimension {tensor.classes} of classes")
     for name, constant in graph.constants.items():
-        try:
+        with raised_as(ValueError, f"the graph of a model: {name}: "):
             constant.tensor()
-        except ValueError as error:
-            raise ValueError(f"the graph of a model: {name}: {error}") from None
     if both := graph.state.keys() & graph.constants.keys():
         raise ValueError(f"the graph of a model: {min(both)} travels and is a constant as well")
     if unknown := set(graph.ties.values()) - graph.state.keys():

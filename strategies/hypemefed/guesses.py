@@ -14,6 +14,7 @@ from torch import Tensor
 from wildflower.messages.tensor_sets import Weights
 from wildflower.models.base import Family
 from wildflower.plugins.flower_log import log
+from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.contract_values import State
 from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Factors,
@@ -184,10 +185,8 @@ class Guesses:
         for target, network in self.networks.items():
             prefix = f"hypernetwork/{target}/"
             found = {n.removeprefix(prefix): v for n, v in state.tensors.items() if n.startswith(prefix)}
-            try:
+            with raised_as(ValueError, f"the checkpoint's hypernetwork of {target} is another one: ", RuntimeError):
                 network.load_state_dict(found)
-            except RuntimeError as error:
-                raise ValueError(f"the checkpoint's hypernetwork of {target} is another one: {error}") from None
 
 
 def reaching(exit: int, uploads: Sequence[Upload]) -> list[Upload]:

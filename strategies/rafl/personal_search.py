@@ -13,6 +13,7 @@ from wildflower.models.elastic import ElasticFamily, ElasticSpace
 from wildflower.models.family import FAMILIES
 from wildflower.models.space import Space
 from wildflower.plugins.flower_log import log
+from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.evolution import EvolutionSearch, Picks
 from wildflower.strategies.fleet_search import find_priced
 from wildflower.strategies.method import Setup
@@ -141,10 +142,8 @@ class PersonalSearch:
 def space_of(family: Family, params: RaFLParams) -> Space | ElasticSpace:
     """Return where personal models are searched; ValueError where the family has no such space."""
     if params.space == "shares":
-        try:
+        with raised_as(ValueError, f"rafl.shares = {list(params.shares)}: "):
             return Space.of(family, sorted(params.shares), None)
-        except ValueError as error:
-            raise ValueError(f"rafl.shares = {list(params.shares)}: {error}") from None
     if not isinstance(family, ElasticFamily):
         able = ", ".join(name for name, kind in FAMILIES.items() if issubclass(kind, ElasticFamily))
         raise ValueError(
@@ -171,7 +170,5 @@ def measured_pairs(setup: Setup, space: Space | ElasticSpace) -> tuple[list[Pick
             f"rafl.searcher = 'evolution': the accuracies in {file} are of sub-networks of the once-for-all space, and "
             "rafl.space = 'shares' has others: set rafl.space = 'once-for-all', or rafl.searcher = 'exact'"
         )
-    try:
+    with raised_as(ValueError, "rafl.searcher = 'evolution': "):
         return load_pairs(file, space)
-    except ValueError as error:
-        raise ValueError(f"rafl.searcher = 'evolution': {error}") from None

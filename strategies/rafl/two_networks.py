@@ -25,6 +25,7 @@ from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import family_class, make_family
 from wildflower.models.space import Space
 from wildflower.models.weights import with_weights
+from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
 from wildflower.strategies.method import Contribution, Setup
 from wildflower.strategies.pricing import in_floats, tensor_set_bytes
@@ -116,18 +117,14 @@ def own_family(supernet: Family, params: RaFLParams) -> Family | None:
 
     None where it is cut out of the supernet. ValueError where it cannot be made.
     """
-    try:
+    with raised_as(ValueError, f"rafl.knowledge-family = {params.knowledge_family!r}: "):
         return _family_of(params.knowledge_family, supernet) if params.knowledge_family else None
-    except ValueError as error:
-        raise ValueError(f"rafl.knowledge-family = {params.knowledge_family!r}: {error}") from None
 
 
 def _family_of(text: str, supernet: Family) -> Family:
     name, _, inside = map(str.strip, text.partition(","))
-    try:
+    with raised_as(ValueError, 'must be like "resnet18, first_channels = 16": ', tomllib.TOMLDecodeError):
         arguments = tomllib.loads(f"arguments = {{{inside}}}")["arguments"]
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f'must be like "resnet18, first_channels = 16": {error}') from None
     known = {field.name for field in fields(family_class(name))}
     norm = {"norm": "batch"} if "norm" in known else {}  # not every family has a kind of norm to choose
     fixed = {"input_shape": list(supernet.input_shape), "classes": supernet.classes, **norm}

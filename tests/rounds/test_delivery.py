@@ -13,7 +13,14 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.rounds import delivery, scores
 from wildflower.rounds.budgets import MESSAGE_COPIES
-from wildflower.rounds.delivery import Recipient, delivered_models, delivered_on_devices, evenly_spread, represented
+from wildflower.rounds.delivery import (
+    Recipient,
+    delivered_models,
+    delivered_on_devices,
+    evenly_spread,
+    represented,
+    scores_of_devices,
+)
 from wildflower.rounds.evaluation import Scores
 from wildflower.server_app.server_scoring import scorer as server_scorer
 from wildflower.strategies.fedavg import FedAvg, FedAvgParams
@@ -28,6 +35,10 @@ from wildflower.tasks.task import TaskSpec, load_task
 
 GRID = InProcessGrid(lambda message, context: message, 1)
 BY_WIDTH = {4: 0.9, 2: 0.6, 1: 0.3}  # hidden channels -> the score of the model
+
+
+def delivered(devices, given, values, nothing=0.0):
+    return delivered_models(devices, given, scores_of_devices(devices, given, values, nothing))
 
 
 def by_width(model):
@@ -212,17 +223,15 @@ def test_who_has_no_model_knows_nothing():
     # Always 1, the median: (1 + 0 + 4) / 3.
     assert MeanAbsoluteError().without_model(labels) == pytest.approx(5 / 3)
     devices = [recipient(0, 10), Recipient(1, "a tier")]
-    found = delivered_models(
-        devices, {0: model(10), 1: None}, {model(10): 0.5}, MeanAbsoluteError().without_model(labels)
-    )
+    found = delivered(devices, {0: model(10), 1: None}, {model(10): 0.5}, MeanAbsoluteError().without_model(labels))
     assert found.score == pytest.approx((0.5 + 5 / 3) / 2)
 
 
 def test_a_model_that_could_not_be_scored_counts_for_nobody():
     devices = [recipient(0, 10), recipient(1, 5)]
-    found = delivered_models(devices, {0: model(10), 1: model(5)}, {model(5): 0.5}, 0.0)
+    found = delivered(devices, {0: model(10), 1: model(5)}, {model(5): 0.5})
     assert (found.score, found.devices) == (0.5, 1)
-    assert delivered_models(devices, {0: model(10), 1: model(5)}, {}, 0.0) is None
+    assert delivered(devices, {0: model(10), 1: model(5)}, {}) is None
 
 
 # The best that fits -----------------------------------------------------------------------------------------------
@@ -291,7 +300,7 @@ def test_who_does_not_even_afford_the_smallest_model_gets_nothing(allowed, score
     devices = [recipient(0, 1000, tier="strong"), Recipient(1, "weak", budget=small)]
     values = {model(1000): 0.7, model(100): 0.9}
     given = delivery.best_that_fit(devices, {0: model(1000), 1: None}, values, ACCURACY.scale, cost_of)
-    found = delivered_models(devices, given, values, 0.0)
+    found = delivered(devices, given, values)
     assert (found.score_by_tier, found.without) == ({"strong": 0.9, "weak": score}, without)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wildflower.cli.options import Html, RunDir, print_table
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
@@ -61,10 +62,8 @@ def compare(
         comparison = compare_runs(runs_of(run_dirs), target)
         typer.echo(comparison.to_latex() if latex else comparison.to_markdown(), nl=False)
     if figure is not None:
-        try:
+        with raised_as(UserError, f"cannot draw {figure}: ", (OSError, ValueError)):  # of an ending that is no format
             comparison.plot().savefig(figure)
-        except (OSError, ValueError) as error:  # the latter of an ending that is no format
-            raise UserError(f"cannot draw {figure}: {error}") from None
         typer.echo(f"Figure: {figure}", err=latex or markdown)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from wildflower.cli.options import AsJson, RunDir, Tier, WhichModel, print_table
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
@@ -38,10 +39,8 @@ def export(
 
     if file_format not in FORMATS:
         raise UserError(f"--format {file_format!r}: must be one of {', '.join(FORMATS)}")
-    try:
+    with raised_as(UserError, f"--architecture {architecture!r}: ", (ValueError, TypeError)):
         wanted = None if architecture is None else Architecture.from_json(json.loads(architecture))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"--architecture {architecture!r}: {error}") from None
     path = export_model(
         run_dir,
         file_format=cast("Format", file_format),

@@ -20,6 +20,7 @@ from wildflower.cli.fleet_history import DAY_HEADERS, days_of, ends_of, history_
 from wildflower.cli.fleet_page import page
 from wildflower.cli.fleet_state import HEADERS, State, fleet_rows, state_of
 from wildflower.launch.known_nodes import heard_at
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.user_error import UserError
 from wildflower.server_app.run_folder import is_run, read_rounds
 from wildflower.server_app.units import seconds_text
@@ -237,7 +238,5 @@ def server_at(
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: whoever asks every few seconds would fill the terminal."""
 
-    try:
+    with raised_as(UserError, f"--serve {address}: ", (OSError, OverflowError)):
         return BoundedServer((host, int(port)), Handler)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"--serve {address}: {error}") from None

@@ -1,12 +1,13 @@
 """Options that several commands have, and how commands print."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
@@ -54,13 +55,9 @@ def deployment_at(
     return Deployment(superlink, root_certificates, sign)
 
 
-@contextmanager
-def wrong_values_told() -> Iterator[None]:
+def wrong_values_told() -> AbstractContextManager[None]:
     """Turn a ValueError, with which parts of the engine tell of a wrong value, into an error for the user."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    return raised_as(UserError, "")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:

@@ -20,6 +20,7 @@ from wildflower.models.elastic import ElasticFamily, ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.initial import load_initial
 from wildflower.models.supernet import Supernet
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.user_error import UserError
 from wildflower.server_app.config import RunConfig
 from wildflower.server_app.inline_tables import parse_arguments
@@ -178,10 +179,8 @@ def _prepared(config: RunConfig) -> tuple[Task, Supernet]:
 
 def _pretrained(supernet: Supernet, file: Path, console: Console) -> None:
     """Begin with the weights of a file, such as torchvision's, which go into the published sub-network."""
-    try:
+    with raised_as(SupernetError, "--initial "):
         found = load_initial(file, supernet.space.family)
-    except ValueError as error:
-        raise SupernetError(f"--initial {error}") from None
     say(console, f"Initial weights: {found.describe()}")
     supernet.insert(found.architecture, found.tensors)
 

@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from wildflower.devices.checked import STRICT, Above0, checked
 from wildflower.devices.resource_report import MIN_PROBE_BYTES
+from wildflower.plugins.raised_as import raised_as
 
 CHUNK_BYTES = 16 * 1024  # the most; 16 chunks of the smallest stream that is used are enough to see a slow link
 CHUNKS = 16
@@ -149,13 +150,11 @@ def make_server(
         "Up": grpc.stream_unary_rpc_method_handler(service.up),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    try:
+    with raised_as(OSError, f"cannot listen at {address}: ", RuntimeError):  # grpc's own, without the system's reason
         if certificate is None:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, grpc.ssl_server_credentials([certificate]))
-    except RuntimeError as error:  # grpc's own, without the system's reason
-        raise OSError(f"cannot listen at {address}: {error}") from None
     return server, port
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wildflower.plugins.beside import looked_for_beside
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, module_label
 from wildflower.plugins.user_error import UserError
 from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat, weights_of
@@ -118,10 +119,8 @@ def of_run(run_dir: Path, overrides: Sequence[str]) -> "RunConfig":
 
     written = read_config(run_dir).config
     usual = defaults(written["strategy"])
-    try:
+    with raised_as(SettingsError, f"{run_dir}: ", ConfigError):
         return RunConfig.from_run_config(written | _from_command(overrides, usual))
-    except ConfigError as error:
-        raise SettingsError(f"{run_dir}: {error}") from None
 
 
 def beside(experiment: Path | None) -> AbstractContextManager[Mapping[str, Path]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from wildflower.launch.experiment_file import SettingsError, inline, nested_toml, toml
 from wildflower.plugins.beside import with_imported
+from wildflower.plugins.raised_as import raised_as
 from wildflower.server_app.run_folder import is_run
 
 FOLDER, EXPERIMENT = "experiment", "experiment.toml"
@@ -388,10 +389,8 @@ def _fleet(made: Path, target: Path, fleet: object, keys: Mapping[str, Any]) -> 
         raise SettingsError(can_be)
     if not any("count" in group or "share" in group for group in groups):
         groups = [{**group, "share": 1 / len(groups)} for group in groups]
-    try:
+    with raised_as(SettingsError, "fleet: ", SettingsError):
         text = nested_toml({**top, "group": groups})
-    except SettingsError as error:
-        raise SettingsError(f"fleet: {error}") from None
     (made / FLEET).write_text(text, encoding="utf-8")
     found: dict[str, Any] = {"fleet": str(target / FLEET)}
     counts = [group.get("count") for group in groups]

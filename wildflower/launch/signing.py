@@ -7,6 +7,7 @@ from pathlib import Path
 
 from wildflower.client_app.signed_app import SIGNATURE, app_digest
 from wildflower.launch.experiment_file import SettingsError
+from wildflower.plugins.raised_as import raised_as
 
 _INCLUDE = "fab-include = ["
 
@@ -21,10 +22,8 @@ def sign(app: Path, key_file: Path) -> None:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.cli.build import build_fab_from_disk
 
-    try:
+    with raised_as(SettingsError, f"--sign {key_file}: ", (OSError, ValueError, TypeError, UnsupportedAlgorithm)):
         key = load_ssh_private_key(key_file.read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise SettingsError(f"--sign {key_file}: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise SettingsError(f"--sign {key_file}: expected an Ed25519 key, as deploy/certs makes it: app.key")
     pyproject = app / "pyproject.toml"

@@ -35,6 +35,7 @@ from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.launch.terminal import say
 from wildflower.plugins.beside import digests
+from wildflower.plugins.raised_as import raised_as
 from wildflower.server_app.resuming import check_resumable, check_same
 from wildflower.server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_config, read_summary
 from wildflower.server_app.run_records import Summary
@@ -204,11 +205,9 @@ def make_rows(tables: Mapping[str, Any], given_in: str) -> list[Row]:
         settings = dict(table)
         if cut := next((key for key in settings if key[:1].isdigit()), ""):  # no key begins with one
             raise SettingsError(f'{given_in}: row {name}: a name with a dot stands in quotes: ["{name}.{cut}"]')
-        try:
+        with raised_as(SettingsError, f"{given_in}: row {name}: ", SettingsError):
             seeds = tuple(check_seeds(settings.pop("seeds"))) if "seeds" in settings else None
             rows.append(Row(name, tuple(as_overrides(settings)), seeds))
-        except SettingsError as error:
-            raise SettingsError(f"{given_in}: row {name}: {error}") from None
     return rows
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Batch, Member, WorkOrder
+from wildflower.plugins.raised_as import raised_as
 
 ROOT_BYTES, SEED_BYTES = 32, 16
 SEALED_BYTES = 2 * SEED_BYTES + 16  # two shares, and a tag
@@ -110,10 +111,8 @@ def _derived(secret: bytes, purpose: str, length: int = 32) -> bytes:
 
 
 def _agreed(own: X25519PrivateKey, other: str, purpose: str) -> bytes:
-    try:
+    with raised_as(MessageError, "a public key that nothing can be agreed with: "):
         return _derived(own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other))), purpose)
-    except ValueError as error:
-        raise MessageError(f"a public key that nothing can be agreed with: {error}") from None
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------

@@ -296,10 +296,6 @@ def _read_safetensors(path: Path, facts: Facts) -> Program:
     return asked(with_preparation(model, facts))
 
 
-def _read_pt2(path: Path, facts: Facts) -> Program:
-    return asked(torch.export.load(path).module())
-
-
 def asked(module: nn.Module) -> Program:
     """A module as a program."""
 
@@ -334,7 +330,7 @@ def _read_pte(path: Path, facts: Facts) -> Program:
 
 _READERS: dict[str, Callable[[Path, Facts], Program]] = {
     "safetensors": _read_safetensors,
-    "pt2": _read_pt2,
+    "pt2": lambda path, _: asked(torch.export.load(path).module()),
     "onnx": _read_onnx,
     "pte": _read_pte,
 }

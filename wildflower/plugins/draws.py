@@ -16,12 +16,22 @@ def same_draws(seed: int = 0) -> Iterator[None]:
     import numpy as np
     import torch
 
+    with same_chance(), torch.device("cpu"):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def same_chance() -> Iterator[None]:
+    """Leave all sources of chance of this process after a `with` block as they were before, but for a GPU's."""
+    import numpy as np
+    import torch
+
     own, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.default_generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
             yield
     finally:
         random.setstate(own)

@@ -130,21 +130,12 @@ def most_common_by_tier(
 
 
 def delivered_models(
-    recipients: Sequence[Recipient],
-    given: Mapping[int, Architecture | None],
-    values: Mapping[Architecture, float],
-    nothing: float,
+    recipients: Sequence[Recipient], given: Mapping[int, Architecture | None], of_device: Mapping[int, float]
 ) -> Delivered | None:
-    """Return what devices are given of models that the server has scored.
+    """Return what devices are given of models that the server has scored; None where no device has a score.
 
-    Args:
-        values: the test scores of the models. Devices whose model could not be scored are left out.
-        nothing: the score of a device without a model.
-
-    Returns:
-        None where no device is left.
+    of_device: of `scores_of_devices`.
     """
-    of_device = scores_of_devices(recipients, given, values, nothing)
     without = sum(given[r.device] is None for r in recipients)
     beyond = sum(
         r.device in of_device and given[r.device] is not None and given[r.device] == r.architecture and not r.affords
@@ -159,7 +150,12 @@ def scores_of_devices(
     values: Mapping[Architecture, float],
     nothing: float,
 ) -> dict[int, float]:
-    """Return what the model that each device is given scores; the arguments are those of `delivered_models`."""
+    """Return what the model that each device is given scores.
+
+    Args:
+        values: the test scores of the models. Devices whose model could not be scored are left out.
+        nothing: the score of a device without a model.
+    """
     of_device: dict[int, float] = {}
     for r in recipients:
         architecture = given[r.device]

@@ -186,7 +186,7 @@ class Evaluating:
         tiers = {tier: found[a].score for tier, a in self.scored_tiers.items() if a in models}
         nothing = self.settings.score_without_model
         of_device = scores_of_devices(recipients, given, values, nothing)
-        delivered = delivered_models(recipients, given, values, nothing)
+        delivered = delivered_models(recipients, given, of_device)
         return _evaluation(found.get(scored), tiers, told(of_device), delivered)
 
     def _recipients(self, grid: Grid) -> list[Recipient]:
@@ -310,14 +310,18 @@ class Evaluating:
         models = dict(self.method.models([architecture for architecture in wanted if architecture is not None]))
         if not (self.settings.privacy or self.settings.secure_minimum):  # under which no device tells its statistics
             models = {a: replace(model, family=model.family.with_statistics) for a, model in models.items()}
-        missing = {a: names for a, model in models.items() if (names := _missing_statistics(model))}
+        missing = [
+            a
+            for a, model in models.items()
+            if any(n.endswith(STATISTICS) and n not in model.weights for n in model.family.tensors(model.architecture))
+        ]
         if not missing:
             return models
         order = list(models)
         count = self.settings.statistics_devices or max(self.settings.devices_per_round, LEAST_DEVICES)
         devices = self._fitting(grid, self.population.sample(grid, self.method.rng(3), 8 * count))
         # On hardware one model after the other: each has the whole deadline.
-        for architectures in [list(missing)] if self.population.simulated else [[a] for a in missing]:
+        for architectures in [missing] if self.population.simulated else [[a] for a in missing]:
             connected = self.population.connected(grid, devices)  # some may have been left working a moment ago
             asked = {a: self._statistics(connected, count, models[a]) for a in architectures}
             self.sending.further(grid, *(work for work, _ in asked.values()))
@@ -400,9 +404,3 @@ class Evaluating:
         """The scores that devices take of what they are sent of the method's models, or hold of them."""
         orders = self.asking.to_score(asked, self.method.family, self.method.payload)
         return self.sending.scores(grid, orders, data, training)
-
-
-def _missing_statistics(model: Model) -> list[str]:
-    """The running statistics that a model's family has and its weights have not."""
-    names = model.family.tensors(model.architecture)
-    return [name for name in names if name.endswith(STATISTICS) and name not in model.weights]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import numpy as np
-import torch
-
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import MAX_BESIDE
 from wildflower.messages.packing import Layout
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights, digest
 from wildflower.models.family import Family
+from wildflower.plugins.draws import same_chance
 from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep, Group, Method, Order, client_step_of
 
@@ -141,15 +135,3 @@ def _told_beside(method: Method) -> list[str]:
     if method.scored_on_devices() is not None:
         told.append("scores of models of their own")
     return told
-
-
-@contextmanager
-def same_chance() -> Iterator[None]:
-    """A `with` block after which all sources of chance of this process are as they were before."""
-    own, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(own)
-        np.random.set_state(numpy)

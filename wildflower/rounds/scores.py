@@ -19,6 +19,7 @@ from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, Evaluat
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import digest
 from wildflower.messages.wire import evaluation_limits, from_records, to_records
+from wildflower.plugins.raised_as import raised_as
 from wildflower.rounds.delivery import MAX_TOLD, Delivered
 from wildflower.rounds.exchange import Failure, each_by_itself, exchange
 from wildflower.rounds.population import Population
@@ -284,11 +285,9 @@ def _checked(score: Score | None, metric: Metric, classes: int, maximum: int, be
         raise ValueError(f"refused: a score of {score.examples} examples cannot be right, the device has {maximum}")
     if len(score.beside) != beside:
         raise ValueError(f"refused: scores of {len(score.beside)} networks beside the model, asked were {beside}")
-    try:
+    with raised_as(ValueError, "refused: "):
         for sums in (score.sums, *score.beside):
             metric.check(sums, score.examples, classes)
-    except ValueError as error:
-        raise ValueError(f"refused: {error}") from None
     if not math.isfinite(score.loss_sum):
         # A model whose loss is not a number answers nothing: its one class out of many is right by chance.
         raise ValueError("refused: the loss is not finite")

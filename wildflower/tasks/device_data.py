@@ -17,6 +17,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from wildflower.plugins.raised_as import raised_as
 from wildflower.tasks.arguments import TaskArguments
 from wildflower.tasks.data import Data, DataSet, Vocabulary, center_of, channel_sums
 from wildflower.tasks.labels import NO_LABEL, LabelKind, alike, label_text, shown
@@ -231,7 +232,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 def form_of(data: DataSet) -> Form:
     """Return the form of a data set; UnfitError where it is none that a run could have."""
     inputs, vocabulary = data.train.inputs, data.vocabulary
-    try:
+    with raised_as(UnfitError, f"inputs of {inputs.dtype} and shape {tuple(inputs.shape[1:])} cannot be learned: "):
         return Form(
             stored=str(inputs.dtype).removeprefix("torch."),  # type: ignore[arg-type]
             input_shape=tuple(inputs.shape[1:]),
@@ -239,10 +240,6 @@ def form_of(data: DataSet) -> Form:
             vocabulary=None if vocabulary is None else (vocabulary.tokens, vocabulary.pad_id),
             separator=-1 if vocabulary is None else vocabulary.separator,
         )
-    except ValueError as error:
-        raise UnfitError(
-            f"inputs of {inputs.dtype} and shape {tuple(inputs.shape[1:])} cannot be learned: {error}"
-        ) from None
 
 
 def fitted(data: DataSet, agreed: Agreed) -> DataSet:

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from wildflower.plugins.raised_as import raised_as
 from wildflower.tasks.class_folders import (
     METADATA,
     TESTING,
@@ -65,13 +66,11 @@ def load(data_dir: str, arguments: ImageArguments) -> DataSet:
     if not len(test):
         train, test = split(train, arguments.test_share, data_dir)
     names = found.label_names
-    try:
+    with raised_as(ValueError, f"{data_dir}: "):
         if arguments.classes:
             names = arguments.classes
             train, test = (renamed(part, found.label_names, names) for part in (train, test))
         measured = make_data_set(train, test)
-    except ValueError as error:
-        raise ValueError(f"{data_dir}: {error}") from None
     return replace(measured, classes=len(names) or 1, label_names=names, remarks=found.remarks)
 
 

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from wildflower.plugins.raised_as import raised_as
 from wildflower.tasks import hub
 from wildflower.tasks.data import (
     ONE_COLOR,
@@ -131,11 +132,9 @@ def _decode(train: Path, test: Path, channels: str) -> DataSet:
             f"{train.parent}: the largest label is {int(labels.max())}, and there are {len(labels)} examples: "
             "labels are 0 to the number of classes - 1"
         )
-    try:
+    with raised_as(ValueError, f"{train.parent}: "):
         found = make_data_set(*data, natural_ids=ids)
         return replace(found, remarks=_seldom_meant([part.inputs for part in data]))
-    except ValueError as error:
-        raise ValueError(f"{train.parent}: {error}") from None
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:

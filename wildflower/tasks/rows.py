@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def conll_rows(file: Path) -> Rows:
     words: list[str] = []
     tags: list[str] = []
     first = 0
-    for number, line in _and_an_end(lines_of(file)):
+    for number, line in chain(lines_of(file), [(0, "")]):
         values = line.split()
         if not values or values[0] == "-DOCSTART-":
             if words:
@@ -138,11 +139,6 @@ def conll_rows(file: Path) -> Rows:
         first = first if words else number
         words.append(values[0])
         tags.append(values[-1])
-
-
-def _and_an_end(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield from lines
-    yield 0, ""
 
 
 def saved(folder: Path, most_bytes: int = MAX_FILE_BYTES) -> list[Path]:
