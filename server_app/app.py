@@ -5,17 +5,16 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import INFO, WARNING
 from pathlib import Path
 from typing import Literal
 
 import torch
 from flwr.app import Context
-from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from wildflower.client_app.simulation import ForkServerError
 from wildflower.plugins.beside import digests, keep
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.hooks import HookError
@@ -119,13 +118,13 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             engine.population.release(take_releases(run_dir))  # before devices are sampled
             result = engine.run_round(grid, number, scorer)
             if result.stopped:
-                log(INFO, "The run ends after round %s of %s: %s", number, config.rounds, result.stopped)
+                log.info("The run ends after round %s of %s: %s", number, config.rounds, result.stopped)
                 break
         progress.check_trained()
         if (only or first_round > config.rounds) and not engine.population.simulated:
             deliveries.to_all(grid)
         deliveries.wait(grid)
-    log(INFO, "Report: %s", run_dir / "report.html")
+    log.info("Report: %s", run_dir / "report.html")
 
 
 @contextmanager
@@ -154,11 +153,11 @@ def _tell_run(config: RunConfig, run_dir: Path, engine: Engine, first_round: int
         text = (
             "The run goes on with round %s and has released %s noised models more than rounds before it: epsilon %.4g"
         )
-        log(WARNING, text, first_round, again, privacy.account.epsilon())
-    log(INFO, "Run folder: %s", run_dir)
-    log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
+        log.warning(text, first_round, again, privacy.account.epsilon())
+    log.info("Run folder: %s", run_dir)
+    log.info("%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
     if ignored := config.ignored_text():
-        log(WARNING, "%s", ignored)
+        log.warning("%s", ignored)
 
 
 def _open_journal(config: RunConfig, run_dir: Path, engine: Engine) -> Journal:
@@ -192,7 +191,7 @@ def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal)
     """Restore the newest good checkpoint, or that of `checkpoints.resume-from`. -> the round that comes next."""
     if not config.checkpoints.resume_from and journal.last_round <= 1 and not checkpoint.exists(run_dir):
         # The journal is written first: a run that broke off in between has a round there, and nothing to go on from.
-        log(INFO, "%s has no checkpoint yet: the run begins anew", run_dir)
+        log.info("%s has no checkpoint yet: the run begins anew", run_dir)
         journal.drop_after(0)
         return 1
     saved = checkpoint.load(run_dir, config.checkpoints.resume_from, at_most=journal.last_round)
@@ -210,4 +209,4 @@ def _finish_failed(journal: Journal, error: str) -> None:
     try:
         journal.finish("failed", error)
     except (OSError, JournalError) as second:
-        log(WARNING, "The summary of the failed run could not be written: %s", second)
+        log.warning("The summary of the failed run could not be written: %s", second)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from logging import INFO
 from typing import Any
-
-from flwr.common import log
 
 from wildflower.devices.fleet import Fleet
 from wildflower.messages.programs import check_writable
 from wildflower.models.base import Family
 from wildflower.models.frozen import check_left
 from wildflower.plugins.extras import check_installed
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, one_sentence
 from wildflower.rounds.buffered import BufferedEngine
@@ -71,7 +69,7 @@ def build(
     settings = settings_of(config, task, family)
     method = _method_of(config, task, family, settings)
     if config.deliver == "best" and config.evaluate_tiers and settings.deliver != "best":
-        log(INFO, "The server has no examples to choose by: a device counts with the model that it would be assigned")
+        log.info("The server has no examples to choose by: a device counts with the model that it would be assigned")
     scores = scorer(task, held_out=settings.deliver == "best") if len(task.test) else None
     if config.delivery.every and not config.fleet:
         check_writable(config.delivery.format)

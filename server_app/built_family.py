@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from logging import INFO, WARNING
 from typing import Any
-
-from flwr.common import log
 
 from wildflower.models.cost import cost
 from wildflower.models.family import Family, family_class, make_family
@@ -15,6 +12,7 @@ from wildflower.models.frozen import check_freeze
 from wildflower.models.initial import folder_of_sizes
 from wildflower.models.of_transformers import NAME
 from wildflower.plugins.extras import MissingExtraError
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.nearest import did_you_mean
 from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, one_sentence
@@ -73,10 +71,10 @@ def family_of(
         # Before they are priced: what a module keeps for later, as by `lru_cache`, then has values.
         batches = Batches(config.batch_size, config.micro_batch_size, examples)
         for finding in try_networks(family, task, batches):
-            log(WARNING, "%s", finding)
+            log.warning("%s", finding)
         if batches.left_over:
             left = "%s of %s devices leave one example out in every pass: it would be a batch by itself"
-            log(INFO, left, batches.left_over, len(examples))
+            log.info(left, batches.left_over, len(examples))
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
         for one in family.alternatives.values():
             check_answers(task, one, config.batch_size)

@@ -11,15 +11,14 @@ import math
 import re
 import shutil
 from dataclasses import dataclass
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from flwr.common import log
 
 from wildflower.devices.validation import one_line
 from wildflower.messages.sums import not_finite
+from wildflower.plugins.flower_log import log
 from wildflower.server_app.whole_files import newest_whole, written_whole
 from wildflower.strategies.method import State
 
@@ -48,7 +47,7 @@ def save(run_dir: Path, checkpoint: Checkpoint, keep: int = 1) -> None:
     """
     if found := not_finite(checkpoint.state.tensors):
         text = "Round %s: the state holds values that are not finite (%s), so it is not kept as a checkpoint"
-        log(WARNING, text, checkpoint.round, found)
+        log.warning(text, checkpoint.round, found)
         return
     with written_whole(run_dir / FOLDER / f"round-{checkpoint.round}") as folder:
         tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.tensors.items()}
@@ -108,7 +107,7 @@ def load(run_dir: Path, round: int = 0, at_most: int | None = None) -> Checkpoin
             problems.append(str(error))
             continue
         for problem in problems:
-            log(WARNING, "%s: going back to the checkpoint of round %s", problem, number)
+            log.warning("%s: going back to the checkpoint of round %s", problem, number)
         return found
     raise CheckpointError(f"{run_dir} has no good checkpoint: {'; '.join(problems)}; start the run anew")
 

@@ -16,12 +16,10 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
-from logging import INFO, WARNING
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from flwr.app import Message
-from flwr.common import log
 from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import override
@@ -32,6 +30,7 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Hex64
 from wildflower.messages.programs import LIBRARIES, ProgramFormat, check_writable, facts_path
 from wildflower.messages.wire import DELIVERED_LIMITS, from_records, to_records
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.user_error import UserError
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.exchange import Failure, pull
@@ -208,7 +207,7 @@ class Deliveries(RoundHook):
             else:
                 write_programs(self._run_dir, self._config.delivery.format)
         except (UserError, OSError) as error:
-            log(WARNING, "Nothing new is delivered after round %s: %s", self._engine.method.round, one_line(str(error)))
+            log.warning("Nothing new is delivered after round %s: %s", self._engine.method.round, one_line(str(error)))
 
     def to_all(self, grid: Grid) -> None:
         """Deliver to all devices that are there, and wait for their answers."""
@@ -227,7 +226,7 @@ class Deliveries(RoundHook):
         try:
             self._send_newest(grid, devices)
         except UserError as error:
-            log(WARNING, "No model is delivered: %s", one_line(str(error)))
+            log.warning("No model is delivered: %s", one_line(str(error)))
 
     def _send_newest(self, grid: Grid, devices: Iterable[int]) -> None:
         found = newest(self._run_dir)
@@ -285,14 +284,14 @@ class Deliveries(RoundHook):
                     raise MessageError("it speaks of another delivery")
             except MessageError as error:
                 text = "The model %s did not reach device %s: %s"
-                log(WARNING, text, sent.version, sent.device, one_line(str(error)))
+                log.warning(text, sent.version, sent.device, one_line(str(error)))
                 continue
             said[sent.device] = answer
             if answer.used:
-                log(INFO, "Device %s uses the model %s", sent.device, answer.version)
+                log.info("Device %s uses the model %s", sent.device, answer.version)
             else:
                 text = "Device %s does not use the model %s: %s"
-                log(WARNING, text, sent.device, answer.version, one_line(answer.why))
+                log.warning(text, sent.device, answer.version, one_line(answer.why))
         if said:
             with file_written_whole(self._run_dir / SAID) as file:
                 file.write(_ANSWERS.dump_json(read_delivered(self._run_dir) | said, indent=1))
@@ -300,4 +299,4 @@ class Deliveries(RoundHook):
             if time.monotonic() >= sent.until:
                 del self._open[number]
                 text = "The model %s did not reach device %s: no reply within %g s"
-                log(WARNING, text, sent.version, sent.device, DEADLINE_SECONDS)
+                log.warning(text, sent.version, sent.device, DEADLINE_SECONDS)

@@ -11,11 +11,9 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from logging import DEBUG
 from typing import Any
 
 import torch
-from flwr.common import log
 
 from wildflower.client_app.context import DeviceContext, Workplace
 from wildflower.client_app.kept_state import DeviceState
@@ -27,6 +25,7 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import Update
 from wildflower.messages.packing import Layout, pack
 from wildflower.messages.tensor_sets import STATISTICS, parameters_of
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.frozen import Frozen
@@ -45,7 +44,7 @@ def dry_run_step(engine: Engine, task: Task) -> None:
     try:
         method = copy.deepcopy(engine.method)
     except Exception as error:  # a method may hold what cannot be copied, such as a lock
-        log(DEBUG, "The method is not tried in a dry run: it cannot be copied (%s)", error)
+        log.debug("The method is not tried in a dry run: it cannot be copied (%s)", error)
         return
     if method.settings.privacy is not None:
         method.settings.privacy.account.begin_in_memory()  # what is tried in a dry run is not released

@@ -10,12 +10,12 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.common import log
 from torch import Tensor
 
 from wildflower.devices.fleet import Fleet, bundled_fleet, replaced_devices
 from wildflower.models.family import Family
 from wildflower.models.initial import checked_names, digest_of, load_initial, weights_file
+from wildflower.plugins.flower_log import log
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.inline_tables import parse_arguments, weights_of
 from wildflower.server_app.resuming import check_same, is_of_a_folder
@@ -95,7 +95,7 @@ def initial_of(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[s
             file = weights_file(source)
             found = load_initial(file, one, names)
             check_same_tokens(task, one, file.parent, found.tensors)
-            log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
+            log.log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
             whole = found.whole(one, partial(initial_weights, one, config.seed))
             weights |= {prefix + name: tensor for name, tensor in whole.items()}
     except ValueError as error:
@@ -115,7 +115,7 @@ def public_of(config: RunConfig, task: Task, family: Family) -> PublicData | Non
     if not config.public.task:
         return None
     if (config.public.task, config.public.data_dir) == (config.task, config.data_dir):
-        log(WARNING, "public.task is the run's own task: its public data are the devices' own examples")
+        log.warning("public.task is the run's own task: its public data are the devices' own examples")
     folder = str(Path(config.public.data_dir).expanduser().absolute()) if config.public.data_dir else ""
     try:
         return load_public(

@@ -12,14 +12,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from flwr.common import log
 from pydantic import Field, TypeAdapter, ValidationError
 
 from wildflower.devices.private import private_folder, private_open, sync
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.invalid import in_words
 from wildflower.server_app.run_folder import JournalError, read_rounds
 from wildflower.server_app.run_records import Record, RoundRecord
@@ -143,7 +142,7 @@ def keep(privacy: Privacy, run_dir: Path) -> None:
     if content.torn and not privacy.seeded:
         # Its model was to be made when the line was on the disk. That the disk has lost the line later is the other
         # way in which this can be, and the model may then be known.
-        log(WARNING, "%s ends within a line: it counts as a noised model", path)
+        log.warning("%s ends within a line: it counts as a noised model", path)
         lost = privacy.release(len(rounds) + 1)
         account.record(lost, account.epsilon(lost))
         account.releases.append(lost)

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from logging import WARNING
 from pathlib import Path
 
-from flwr.common import log
 from typing_extensions import override
 
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.asking import NOTHING_FITS
 from wildflower.rounds.hooks import Round, RoundHook
 from wildflower.server_app.config import RunConfig
@@ -56,7 +55,7 @@ class Progress(RoundHook):
             )
         if not self.trained and round.number == NO_PROGRESS_ROUNDS < self._config.rounds:
             why = why_nobody_trained(self._run_dir, self._config, self._method)
-            log(WARNING, "No device has trained in the first %s rounds: %s", round.number, why)
+            log.warning("No device has trained in the first %s rounds: %s", round.number, why)
 
     def check_trained(self) -> None:
         """Raise NoProgressError where no device has trained in the whole run."""

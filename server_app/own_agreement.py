@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from logging import INFO
 from pathlib import Path
 
 import torch
-from flwr.common import log
 from flwr.serverapp import Grid
 
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
 from wildflower.rounds.connected_devices import WAIT_SECONDS, ConnectedDevices, rest_seconds
 from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
@@ -44,7 +43,7 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
         if not rests or len(rests) < len(said):
             break
         seconds = rest_seconds(min(rests))
-        log(INFO, "All devices rest: they are asked again what their data are in %.0f s", seconds)
+        log.info("All devices rest: they are asked again what their data are in %.0f s", seconds)
         time.sleep(seconds)
         nodes = wait_for_nodes(grid, 1, WAIT_SECONDS)
     return _own_data(said, declared, config, spec, test)

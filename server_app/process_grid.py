@@ -13,14 +13,12 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from logging import WARNING
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 import safetensors.torch
 from flwr.app import Error, Message, MessageType
-from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -28,6 +26,7 @@ from wildflower.client_app import frames, worker
 from wildflower.client_app.simulation import SCORE, WRITES, BatchScores, ForkServer, ForkServerError, ToScore
 from wildflower.client_app.undo import Written
 from wildflower.messages.flower_records import make_records, read_records, release
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.exchange import WaitingGrid
 from wildflower.server_app.server_scoring import SCORED_TOGETHER, has_exits, scorer_of
@@ -232,7 +231,7 @@ class LocalGrid(WaitingGrid):
         kills, before = worker.oom_kills(), self._kills
         self._kills = kills
         how = _how(forked.replaced, kills != before)
-        log(WARNING, "Worker %s %s%s: another one takes its place", number, how, when)
+        log.warning("Worker %s %s%s: another one takes its place", number, how, when)
         return f"worker {number} {how}"
 
     def _tell_stopped(self, numbers: Iterable[int]) -> None:
@@ -244,7 +243,7 @@ class LocalGrid(WaitingGrid):
                 if psutil.Process(one.process).status() == psutil.STATUS_STOPPED and not one.told_stopped:
                     one.told_stopped = True
                     text = "Worker %s is stopped, and the run waits for it: kill -CONT %s lets it go on, kill -KILL %s "
-                    log(WARNING, text + "lets another one do its work", number, one.process, one.process)
+                    log.warning(text + "lets another one do its work", number, one.process, one.process)
 
 
 def _how(code: int | None, memory: bool) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from logging import INFO
 from typing import Literal
-
-from flwr.common import log
 
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.family import Family
 from wildflower.models.frozen import check_trained
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
 from wildflower.server_app.config import ConfigError, RunConfig
 from wildflower.server_app.inline_tables import rates_of
@@ -104,8 +102,7 @@ def privacy_of(config: RunConfig) -> Privacy | None:
     except ValueError as error:
         key = "dp.epsilon" if config.dp.epsilon else "dp.noise-multiplier"
         raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
-    log(
-        INFO,
+    log.info(
         "Differential privacy: noise multiplier %.4g, epsilon %.4g with delta %g after %s rounds",
         noise,
         epsilon,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from logging import INFO
 from pathlib import Path
 from typing import Any
 
-from flwr.common import log
 from typing_extensions import override
 
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.hooks import Round, RoundHook
 from wildflower.server_app import checkpoint
@@ -100,7 +99,7 @@ class Lines(RoundHook):
 
     @override
     def at_end(self, round: Round) -> None:
-        log(INFO, "%s", _line(round.record, self._rounds))
+        log.info("%s", _line(round.record, self._rounds))
 
 
 def _line(record: dict[str, Any], rounds: int) -> str:

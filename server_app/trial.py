@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from logging import INFO
 from typing import Literal
 
 import torch
-from flwr.common import log
 from torch import Tensor
 
 from wildflower.models.any_network import AnyNetwork, changed_input
@@ -26,6 +24,7 @@ from wildflower.models.traced.family import Traced
 from wildflower.models.traced.program import Program
 from wildflower.models.weights import with_weights
 from wildflower.plugins.draws import same_draws
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.units import counted
 from wildflower.tasks.inputs import laid_out_for
@@ -103,8 +102,7 @@ def _try(family: Family, task: Task, batches: Batches) -> list[str]:
                 warnings += _single(trial, batches) if alone else []
     if of_ones_own:
         sizes = sorted(_sizes(batches.rests))
-        log(
-            INFO,
+        log.info(
             "Tried %s of the family: in evaluation mode on batches of %s, in training mode on batches of %s",
             counted(len(architectures), "network"),
             ", ".join(map(str, sizes)),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from logging import WARNING
 from pathlib import Path
 
 import torch
-from flwr.common import log
 from torch import Tensor, nn
 
 from wildflower.models.architecture import Architecture
@@ -16,6 +14,7 @@ from wildflower.models.base import Family
 from wildflower.models.bert import Bert
 from wildflower.models.module import ModuleFamily
 from wildflower.models.traced.family import Traced
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import one_sentence
 from wildflower.tasks.task import Task
 from wildflower.tasks.tokens import VOCABULARY, TextArguments, load_tokenizer
@@ -123,7 +122,7 @@ def check_same_tokens(task: Task, family: Family, folder: Path, tensors: Mapping
         tasks_own = load_tokenizer(arguments.tokenizer, task.spec.data_dir).get_vocab()
     except (FileNotFoundError, ValueError) as error:
         # Such as where only devices have the task's, which then lies in their folders.
-        log(WARNING, "The tokenizer beside initial.weights cannot be compared with the task's: %s", error)
+        log.warning("The tokenizer beside initial.weights cannot be compared with the task's: %s", error)
         return
     ours, theirs = ({number: token for token, number in each.items()} for each in (tasks_own, own))
     both = sorted(ours.keys() & theirs.keys())

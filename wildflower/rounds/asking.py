@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from logging import WARNING
 from typing import Any
 
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from wildflower.devices.budget import Budget
@@ -15,6 +13,7 @@ from wildflower.messages.frozen_parts import frozen_nbytes
 from wildflower.messages.tensor_sets import TensorSets
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.budgets import MESSAGE_COPIES, beside_message, budget_in_round
 from wildflower.rounds.frozen import Frozen
 from wildflower.rounds.hooks import RoundHook, ruled
@@ -267,7 +266,7 @@ class Asking:
         time = ", and budget.round-seconds bounds its time" if first.budget.round_seconds is not None else ""
         more = f"; so {'is 1 other' if len(others) == 1 else f'are {len(others)} others'}" if others else ""
         number, name = self.method.round, self.method.name()
-        log(WARNING, text, number, first.device, name, ", ".join(needs), ", ".join(has), time, more, of_the_run)
+        log.warning(text, number, first.device, name, ", ".join(needs), ", ".join(has), time, more, of_the_run)
 
 
 def _megabytes(nbytes: int) -> str:

@@ -8,12 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Message, MessageType, RecordDict
-from flwr.common import log
 from flwr.serverapp import Grid
 from typing_extensions import override
 
@@ -22,6 +20,7 @@ from wildflower.devices.validation import one_line
 from wildflower.messages.error import MessageError
 from wildflower.messages.orders import NodeReport
 from wildflower.messages.wire import NODE_REPORT_LIMITS, from_records
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.exchange import Failure, exchange, pull
 from wildflower.rounds.instances import Instances
 from wildflower.rounds.population import Holdings, NodeState, Population, wait_for_nodes
@@ -154,11 +153,11 @@ class ConnectedDevices(Population):
         connected = wait_for_nodes(grid, wanted, self._wait, self._minimum)
         if len(connected) < wanted:
             text = "%s nodes connected within %g s, the run asks for %s devices per round: going on with those"
-            log(WARNING, text, len(connected), self._wait, wanted)
+            log.warning(text, len(connected), self._wait, wanted)
         self.names = getattr(grid, "names", {})
         online, now = set(grid.get_node_ids()) - self._quarantine.held.keys(), time.monotonic()
         if not online:
-            log(WARNING, "All %s connected nodes are quarantined", len(connected))
+            log.warning("All %s connected nodes are quarantined", len(connected))
         self._look_after_busy(grid, online)
         self._rests = {node: end for node, end in self._rests.items() if now < end}
         at_hand = online - self.busy - self.at_work - self._rests.keys()
@@ -177,7 +176,7 @@ class ConnectedDevices(Population):
         if not ends or self.at_work:
             return False
         until = f"{datetime.now() + timedelta(seconds=min(ends) - time.monotonic()):%d %b %H:%M}"
-        log(INFO, "All devices that could be asked rest, until %s at the earliest: the round waits", until)
+        log.info("All devices that could be asked rest, until %s at the earliest: the round waits", until)
         while (left := min(ends) - time.monotonic()) > 0 and set(grid.get_node_ids()) == online:
             time.sleep(min(REST_POLL_SECONDS, left))
         return True
@@ -185,7 +184,7 @@ class ConnectedDevices(Population):
     def _rest(self, node: int, device: int, report: DeviceReport) -> None:
         """Ask a device whose owner lets it take no part now only when that may have changed."""
         if node not in self._rests and report.resting != self._told_rests.get(device):
-            log(INFO, "Device %s takes no part now: %s", device, report.resting)
+            log.info("Device %s takes no part now: %s", device, report.resting)
         self._told_rests[device] = report.resting
         self._rests[node] = time.monotonic() + rest_seconds(report.resting_seconds or 0.0)
 
@@ -193,7 +192,7 @@ class ConnectedDevices(Population):
         """Where every node is still busy with an earlier round, wait until one answers."""
         end = time.monotonic() + self._wait
         if not self._known and self.busy:
-            log(INFO, "All %s nodes are busy with an earlier round: waiting for the first", len(self.busy))
+            log.info("All %s nodes are busy with an earlier round: waiting for the first", len(self.busy))
         while not self._known and self.busy and time.monotonic() < end:
             time.sleep(self.poll_seconds)
             self._look_after_busy(grid, set(grid.get_node_ids()) - self._quarantine.held.keys())
@@ -340,7 +339,7 @@ class ConnectedDevices(Population):
     def _learn(self, grid: Grid, node: int, reply: Message | Failure) -> None:
         """Take in a node's answer to a query; whatever is wrong with it is logged, and the node is left out."""
         if isinstance(reply, Failure):
-            log(WARNING, "Node %s did not report: %s", node, reply.why)
+            log.warning("Node %s did not report: %s", node, reply.why)
             return
         try:
             answer, _ = from_records(NodeReport, reply.content, NODE_REPORT_LIMITS)
@@ -348,7 +347,7 @@ class ConnectedDevices(Population):
             self.holdings.training(answer.device)  # IndexError where the run has no such device
             self._instances.check(node, report)
         except (ValueError, IndexError) as error:  # MessageError is a ValueError
-            log(WARNING, "Node %s sent a report that is refused: %s", node, one_line(str(error)))
+            log.warning("Node %s sent a report that is refused: %s", node, one_line(str(error)))
             self.refused(node, str(error))
             return
         self._give_up_others(node, answer.device)
@@ -356,7 +355,7 @@ class ConnectedDevices(Population):
         there = {first, last} & set(grid.get_node_ids())
         if node != first and there - {node}:
             text = "Nodes %s and %s both say they carry device %s: the second is refused"
-            log(WARNING, text, min(there - {node}), node, answer.device)
+            log.warning(text, min(there - {node}), node, answer.device)
             return
         self._owners[answer.device] = (first, node)
         self._kinds.setdefault(answer.device, report.kind)
@@ -372,7 +371,7 @@ class ConnectedDevices(Population):
         for other, nodes in list(self._owners.items()):
             if other == device or node not in nodes:
                 continue
-            log(WARNING, "Node %s says it carries device %s, and no longer device %s", node, device, other)
+            log.warning("Node %s says it carries device %s, and no longer device %s", node, device, other)
             left = [owner for owner in nodes if owner != node]
             if left:
                 self._owners[other] = (left[0], left[0])

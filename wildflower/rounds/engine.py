@@ -12,12 +12,11 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
-from logging import WARNING
 
 from flwr.app import Message
-from flwr.common import log
 from flwr.serverapp import Grid
 
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.asking import Asking
 from wildflower.rounds.delivery import evenly_spread
 from wildflower.rounds.evaluation import Evaluating, Scorer
@@ -161,7 +160,7 @@ class Engine:
             beyond = {a.device for a in round.assignments if a.given is not None and not fits(a.given.cost, a.budget)}
             if beyond and method.below_smallest == "smallest":
                 text = "Round %s: devices %s get an architecture that they cannot afford"
-                log(WARNING, text, round.number, sorted(beyond))
+                log.warning(text, round.number, sorted(beyond))
             # No hook: the virtual clock says who is late, and at the end how long the round took.
             drop_late(round.assignments, method.family, self.population, self.settings)
 
@@ -200,7 +199,7 @@ class Engine:
         self.asking.keepers -= lost
         self.asking.keepers |= {a.device for a, update in trained if update.state_kept}
         for device in sorted(lost):
-            log(WARNING, "Round %s: device %s has lost what it kept, and began anew", round.number, device)
+            log.warning("Round %s: device %s has lost what it kept, and began anew", round.number, device)
             self.method.lost(device)
         done = [
             Trained(a.task.order, a.tier, update.examples, update.loss, update.facts)

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from logging import WARNING
 from typing import NamedTuple
 
 import torch
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from wildflower.devices.budget import Budget
@@ -18,6 +16,7 @@ from wildflower.messages.orders import LocalTraining, Score
 from wildflower.messages.tensor_sets import STATISTICS, Weights
 from wildflower.models.architecture import Architecture
 from wildflower.models.placement import whole
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.asking import Asking
 from wildflower.rounds.delivery import (
     MAX_TOLD,
@@ -333,7 +332,7 @@ class Evaluating:
                 else:
                     name = self.method.describe(architecture)
                     text = "Round %s: no device returned batch norm statistics, %s is not scored"
-                    log(WARNING, text, self.method.round, name)
+                    log.warning(text, self.method.round, name)
         return {a: models[a] for a in order if a in models}
 
     def _statistics(self, devices: list[int], count: int, model: Model) -> tuple[Work, Callable[[], Weights]]:
@@ -349,7 +348,7 @@ class Evaluating:
         able = [a for a in asked if fits(a.task.cost, a.budget)]
         if not able:
             text = "Round %s: no device affords %s, so any device takes its batch norm statistics"
-            log(WARNING, text, self.method.round, self.method.describe(architecture))
+            log.warning(text, self.method.round, self.method.describe(architecture))
         layout = step.returned(model.family, architecture)["statistics"].layout
         zeros = {entry.name: torch.zeros(entry.shape) for entry in layout.entries}
         placement, mean = whole(zeros), self.method.running_mean(zeros)

@@ -7,15 +7,14 @@ from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from logging import INFO
 from typing import TypeVar
 
 from flwr.app import Message
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from wildflower.devices.validation import MAX_LETTERS, one_line
 from wildflower.messages.flower_records import release
+from wildflower.plugins.flower_log import log
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -152,7 +151,7 @@ def exchange(
                 todo.append(node)
                 if isinstance(reply, Failure) and reply.died and not redone and parts is not None:
                     again[node] += parts(batch)
-                    log(INFO, "What node %s had to do is done again, in %s messages", node, len(again[node]))
+                    log.info("What node %s had to do is done again, in %s messages", node, len(again[node]))
                 elif isinstance(reply, Failure) and reply.died and redone:
                     yield batch, replace(reply, why=one_line(f"{reply.why}, for the second time over this work"))
                 else:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
-from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from wildflower.messages.flower_records import release
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.exchange import failure_of, stranger
@@ -68,10 +67,9 @@ class FlowerStrategy(Strategy):
                 "wildflower.server_app.ledger.keep (docs/flower.md)"
             )
         if privacy is not None and privacy.account.record is None:
-            log(
-                WARNING,
+            log.warning(
                 "Noised models are written to no ledger: call wildflower.server_app.ledger.begin and keep "
-                "(docs/flower.md)",
+                "(docs/flower.md)"
             )
         self.engine, self.scorer, self.rounds_done = engine, scorer, rounds_done
         self.results: list[RoundResult] = []
@@ -86,12 +84,8 @@ class FlowerStrategy(Strategy):
     def summary(self) -> None:
         """Log what runs."""
         method = self.engine.method
-        log(
-            INFO,
-            "%s over %s, %s devices per round",
-            method.name(),
-            method.family.name,
-            method.settings.devices_per_round,
+        log.info(
+            "%s over %s, %s devices per round", method.name(), method.family.name, method.settings.devices_per_round
         )
 
     def configure_train(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from logging import WARNING
-
-from flwr.common import log
 
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.messages.error import MessageError
+from wildflower.plugins.flower_log import log
 
 
 @dataclass
@@ -45,7 +43,7 @@ class Instances:
                     "Two boards answer with the key of node %s: the one that started later, %.0f s ago, is refused. "
                     "Give it a key of its own (deploy/certs --add-node), and revoke this one if you did not copy it"
                 )
-                log(WARNING, text, node, min(seen.age_seconds, last_age_seconds))
+                log.warning(text, node, min(seen.age_seconds, last_age_seconds))
             self._refused[node] = newer.instance
         if self._refused.get(node) == seen.instance:
             raise MessageError("a second board answered with this node's key")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import Message
-from flwr.common import log
 from flwr.serverapp import Grid
 from typing_extensions import override
 
@@ -16,6 +14,7 @@ from wildflower.devices.validation import one_line
 from wildflower.messages.orders import DataAnswer, DataQuestion
 from wildflower.messages.packing import MessageError
 from wildflower.messages.wire import DATA_ANSWER_LIMITS, from_records, to_records
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.exchange import Failure, exchange
 from wildflower.rounds.hooks import RoundHook
 from wildflower.rounds.population import Population
@@ -136,7 +135,7 @@ class OwnData(RoundHook):
         before = self._claims.get(device)
         if before is not None and before[0] != examples:
             text = "Device %s trained on %s examples, before it said %s: its data have changed"
-            log(WARNING, text, device, examples, before[0])
+            log.warning(text, device, examples, before[0])
             self._claims[device] = examples, before[1]
 
     @override
@@ -180,7 +179,7 @@ def ask_nodes(
     replies = exchange(grid, queues, make, deadline_seconds=ASK_SECONDS, busy=busy, poll_seconds=poll_seconds)
     for node, reply in replies:
         if isinstance(reply, Failure):
-            log(WARNING, "Node %s does not say what its data are: %s", node, reply.why)
+            log.warning("Node %s does not say what its data are: %s", node, reply.why)
             continue
         try:
             answer, _ = from_records(DataAnswer, reply.content, DATA_ANSWER_LIMITS)
@@ -190,12 +189,12 @@ def ask_nodes(
             if said.device >= spec.devices or (carried is not None and said.device != carried):
                 raise MessageError(f"it speaks for device {said.device}")
         except MessageError as error:
-            log(WARNING, "What node %s says of its data is refused: %s", node, one_line(str(error)))
+            log.warning("What node %s says of its data is refused: %s", node, one_line(str(error)))
             continue
         speakers[said.device] += 1
         found[said.device] = said
     for device in sorted(device for device, count in speakers.items() if count > 1):
-        log(WARNING, "%s nodes speak for device %s: none of them is believed", speakers[device], device)
+        log.warning("%s nodes speak for device %s: none of them is believed", speakers[device], device)
         del found[device]
     return found
 
@@ -204,27 +203,27 @@ def tell_cut(cut_texts: int, texts: int, tokens: int) -> None:
     """Write to the log how many of the texts were longer than the limit of tokens, where any were."""
     if cut_texts:
         what = "%s of %s texts are longer than %s tokens and were cut: max_tokens of task-arguments allows more"
-        log(WARNING, what, cut_texts, texts, tokens)
+        log.warning(what, cut_texts, texts, tokens)
 
 
 def tell_remarks(lines: Iterable[str]) -> None:
     """Write to the log what was left out of data and why: a line for each reason, of which devices may make up any."""
     lines = list(lines)
     for line in lines[:MAX_LINES]:
-        log(WARNING, "Data of %s", one_line(line))
+        log.warning("Data of %s", one_line(line))
     if len(lines) > MAX_LINES:
-        log(WARNING, "and %s more remarks on data", len(lines) - MAX_LINES)
+        log.warning("and %s more remarks on data", len(lines) - MAX_LINES)
 
 
 def tell_labels(lines: Iterable[str]) -> None:
     """Write to the log which labels look alike: those of `label_warnings` or `alike_in_words`."""
     for line in list(lines)[:MAX_LINES]:
-        log(WARNING, "%s", one_line(line))
+        log.warning("%s", one_line(line))
 
 
 def tell(agreed: Agreed, unfit: Mapping[int, str], fitting: int) -> None:
     """Write to the log what was agreed, and who does not fit."""
     labels = f"{len(agreed.label_names)} labels" if agreed.label_names else "numbers for labels"
-    log(INFO, "%s devices have data that fit: %s, %s", fitting, agreed.form, labels)
+    log.info("%s devices have data that fit: %s, %s", fitting, agreed.form, labels)
     for device, why in sorted(unfit.items())[:20]:
-        log(WARNING, "Device %s does not take part: %s", device, one_line(why))
+        log.warning("Device %s does not take part: %s", device, one_line(why))

@@ -7,15 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from logging import INFO
 from typing import Any
 
 import numpy as np
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from wildflower.devices.clock import Timing
 from wildflower.devices.resource_report import DeviceReport
+from wildflower.plugins.flower_log import log
 
 # What an overrun leaves of a device's budget, and what a round gives back of it.
 OVERRUN_FACTOR, RECOVERY = 0.7, 1.05
@@ -184,7 +183,7 @@ def wait_for_nodes(grid: Grid, wanted: int, wait_seconds: float, minimum: int = 
             until = f"{datetime.now() + timedelta(seconds=end - time.monotonic()):%H:%M:%S}"
             # The runner shows it too.
             enough = "fewer" if minimum == 1 else f"{minimum} or more"
-            log(INFO, "Waiting for nodes: %s connected so far, %s wanted, %s from %s on", told, wanted, enough, until)
+            log.info("Waiting for nodes: %s connected so far, %s wanted, %s from %s on", told, wanted, enough, until)
         time.sleep(0.1)
         nodes = sorted(grid.get_node_ids())
     if nodes and len(nodes) < minimum:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from logging import INFO, WARNING
 from typing import Any
 
-from flwr.common import log
-
 from wildflower.devices.validation import one_line
+from wildflower.plugins.flower_log import log
 
 MAX_REFUSALS = 3  # in a row, after which a node is quarantined
 
@@ -37,7 +35,7 @@ class Quarantine:
             "Node %s is quarantined and asked nothing any more: %s replies of it were refused, the last one because: "
             "%s. `wildflower fleet RUN_DIR --release %s` releases it"
         )
-        log(WARNING, text, node, self._refusals[node], self.held[node], node)
+        log.warning(text, node, self._refusals[node], self.held[node], node)
 
     def accepted(self, node: int) -> None:
         """A reply of a node was good."""
@@ -48,7 +46,7 @@ class Quarantine:
         for node in nodes:
             del self._refusals[node], self._lies[node]
             if self.held.pop(node, None) is not None:
-                log(INFO, "Node %s is released from quarantine", node)
+                log.info("Node %s is released from quarantine", node)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""

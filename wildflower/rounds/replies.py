@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from logging import WARNING
 
 import torch
 from flwr.app import Message
-from flwr.common import log
 from torch import Tensor
 
 from wildflower.devices.resource_report import DeviceReport
@@ -27,6 +25,7 @@ from wildflower.messages.tensor_sets import TensorSets, Weights
 from wildflower.messages.wire import from_records, reply_limits
 from wildflower.models.base import VARIANCE
 from wildflower.models.family import Family
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.requests import Assignment, Work
 from wildflower.strategies.method import ClientStep, Contribution
 
@@ -115,7 +114,7 @@ def read_reply(
                 checked.updates[number] = update.model_copy(update={"bounded": far or update.bounded})
         except ValueError as error:  # MessageError is one
             why = one_line(str(error))
-            log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
+            log.warning("Round %s: an update of device %s is refused: %s", work.round, update.device, why)
             checked.outcomes[number] = one_line(f"refused: {why}")
             checked.wrong[number] = why
         finally:

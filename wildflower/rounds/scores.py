@@ -6,12 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from logging import WARNING
 from typing import Literal
 
 import numpy as np
 from flwr.app import Message, MessageType
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from wildflower.devices.validation import one_line, shown
@@ -19,6 +17,7 @@ from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, Evaluat
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import digest
 from wildflower.messages.wire import evaluation_limits, from_records, to_records
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
 from wildflower.rounds.delivery import MAX_TOLD, Delivered
 from wildflower.rounds.exchange import Failure, each_by_itself, exchange
@@ -252,7 +251,7 @@ def score_on_devices(
             except ValueError as error:
                 troubles[one_line(str(error))] += 1
     for why, times in troubles.most_common(MAX_REASONS):
-        log(WARNING, "Round %s: %s devices have no score: %s", orders.round, times, why)
+        log.warning("Round %s: %s devices have no score: %s", orders.round, times, why)
     return found
 
 

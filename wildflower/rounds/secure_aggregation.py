@@ -18,12 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from logging import WARNING
 
 import numpy as np
 import torch
 from flwr.app import Message, MessageType
-from flwr.common import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -50,6 +48,7 @@ from wildflower.messages.masks import (
 from wildflower.messages.orders import Batch, KeyAnswer, KeyBatch, KeyOrder, KeyReply, Member, parse
 from wildflower.messages.sums import device_weight, disjoined
 from wildflower.messages.wire import from_records, key_limits, to_records
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.exchange import Failure, each_by_itself, exchange
 from wildflower.rounds.population import Population
 from wildflower.rounds.requests import Assignment, Work
@@ -256,7 +255,7 @@ class SecureRound:
 
     def _broken_by(self, node: int, why: str) -> None:
         self.work.broke[node] = why = one_line(why)
-        log(WARNING, "Round %s: node %s breaks secure aggregation: %s", self.work.round, node, why)
+        log.warning("Round %s: node %s breaks secure aggregation: %s", self.work.round, node, why)
 
     # While updates arrive
 
@@ -307,7 +306,7 @@ class SecureRound:
         return [devices[part.start : part.stop] for part in parts]
 
     def _lose(self, found: Sum, why: str, outcome: str = LOST) -> None:
-        log(WARNING, "Round %s: the sum over devices %s is lost: %s", self.work.round, sorted(found.orders), why)
+        log.warning("Round %s: the sum over devices %s is lost: %s", self.work.round, sorted(found.orders), why)
         for device in found.arrived:
             found.orders[device].outcome = one_line(f"{outcome}: {why}")
         found.arrived.clear()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from logging import INFO, WARNING
 
 from flwr.app import Message
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from wildflower.devices.validation import one_line
 from wildflower.messages.flower_records import release
 from wildflower.messages.orders import LocalTraining, Score
 from wildflower.messages.packing import MessageError
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.asking import Asking
 from wildflower.rounds.exchange import Failure, exchange
 from wildflower.rounds.hooks import RoundHook, each
@@ -101,7 +101,7 @@ class Sending:
             checked = read_reply(self.settings.run, work, batch, reply, self._max_examples, population.check_report)
         except MessageError as error:
             devices, why = list(by_device(batch)), one_line(str(error))
-            log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, why)
+            log.warning("Round %s: the reply for devices %s is refused: %s", work.round, devices, why)
             _refuse(work, batch, why)
             return None
         release(reply.content)  # what was read of its arrays is not held beside them while it is merged
@@ -126,11 +126,11 @@ class Sending:
         if far:
             # Under differential privacy clipping is the usual case, and nothing to warn of.
             level, key = (WARNING, "aggregation.norm-bound") if self.settings.privacy is None else (INFO, "dp.clip")
-            log(level, "Round %s: the updates of devices %s are scaled down to %s", work.round, far, key)
+            log.log(level, "Round %s: the updates of devices %s are scaled down to %s", work.round, far, key)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
             text = "Round %s: %s of %s work orders%s %s"
-            log(WARNING, text, work.round, times, len(work.assignments), _for_scoring(work), outcome)
+            log.warning(text, work.round, times, len(work.assignments), _for_scoring(work), outcome)
 
     def scores(
         self, grid: Grid, orders: Orders, data: Examples, training: LocalTraining | None = None
@@ -152,7 +152,7 @@ def _absorb_one(work: Work, contribution: Contribution, assignments: Sequence[As
         work.absorb(contribution)
     except MessageError as error:
         why = one_line(str(error))
-        log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
+        log.warning("Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
         _refuse(work, assignments, why)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.common import log
 from flwr.serverapp import Grid
 from typing_extensions import override
 
 from wildflower.devices.clock import Timing, VirtualClock
 from wildflower.devices.fleet import Fleet
 from wildflower.devices.resource_report import DeviceReport
+from wildflower.plugins.flower_log import log
 from wildflower.rounds.population import Holdings, Population, wait_for_nodes
 
 ELSEWHERE_SECONDS = 3600.0
@@ -108,7 +107,7 @@ class SimulatedDevices(Population):
         """Let simulated time pass until the hours of some devices begin."""
         if seconds := self.fleet.seconds_until_hours(self.now_seconds):
             hours = self.now_seconds / 3600
-            log(INFO, "No device takes part at simulated hour %.2f: the next do %s s later", hours, round(seconds))
+            log.info("No device takes part at simulated hour %.2f: the next do %s s later", hours, round(seconds))
             self.clock.advance(seconds)
 
     @override
@@ -168,18 +167,15 @@ class SimulatedDevices(Population):
         gone = len(self._chosen) - len(there)
         found = there + spare[:gone]
         if not set(self._nodes) <= set(found):
-            log(WARNING, "%s of the run's %s nodes are gone: others carry their devices", gone, len(self._chosen))
+            log.warning("%s of the run's %s nodes are gone: others carry their devices", gone, len(self._chosen))
         return found
 
     def _wait_for_workers(self, grid: Grid) -> list[int]:
         # The ServerApp starts before the simulation engine has registered its nodes.
         nodes = wait_for_nodes(grid, self._workers, self._wait_seconds)
         if len(nodes) < self._workers:
-            log(
-                WARNING,
-                "The run asks for workers = %s, Flower offers %s nodes: going on with those",
-                self._workers,
-                len(nodes),
+            log.warning(
+                "The run asks for workers = %s, Flower offers %s nodes: going on with those", self._workers, len(nodes)
             )
         self._chosen = nodes[: self._workers]
         return self._chosen
