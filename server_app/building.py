@@ -75,10 +75,8 @@ def build(
         check_writable(config.delivery.format)
     population = _population(config, method, task, own)
     theirs = [*hooks_named(config.hooks), *hooks]
-    try:
+    with raised_as(ConfigError, "", HookError):
         check_hooks(theirs, settings)
-    except HookError as error:
-        raise ConfigError(str(error)) from None
     kind_of_rounds = BufferedEngine if settings.buffer else Engine
     return kind_of_rounds(method, population, [*standard_hooks(settings, population, own), *theirs], own), scores
 

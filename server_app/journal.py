@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wildflower.devices.private import close_to_others, private_folder, private_open
 from wildflower.plugins.extras import MissingExtraError, check_installed
+from wildflower.plugins.raised_as import raised_as
 from wildflower.server_app.resuming import check_folder, check_resumable, check_same
 from wildflower.server_app.run_folder import (
     JournalError,
@@ -52,10 +53,8 @@ class Journal:
         it is set, when the run to be resumed had another configuration or has more rounds than that asks for, or when
         what writes the run's files is not installed.
         """
-        try:
+        with raised_as(JournalError, "", MissingExtraError):
             check_writers()
-        except MissingExtraError as error:
-            raise JournalError(str(error)) from None
         _load_writers()
         check_folder(run_dir, resume)
         private_folder(run_dir)

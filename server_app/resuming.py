@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.run_folder import JournalError, is_run, read_config, read_rounds, read_summary
 
@@ -95,10 +96,8 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
             raise JournalError(
                 f"checkpoints.resume-from = {again_from}, but the run in {run_dir} has {finished} rounds"
             )
-        try:
+        with raised_as(JournalError, "", CheckpointError):
             check_there(run_dir, again_from)
-        except CheckpointError as error:
-            raise JournalError(str(error)) from None
     finished = again_from or finished
     # Nothing would be run, and config.json would say fewer rounds than there are.
     if config["rounds"] < finished:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from wildflower.cli.options import AppFolder, Insecure, RootCertificates, RunDir, Sign, deployment_at, print_table
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.user_error import UserError
 
 if TYPE_CHECKING:
@@ -104,11 +105,9 @@ def model(
     from wildflower.messages.programs import read_facts
 
     folder = state_dir / FOLDER
-    try:
+    with raised_as(UserError, "", ModelFolderError):
         if rollback:
             typer.echo(f"Back at the model {roll_back(folder)}")
-    except ModelFolderError as error:
-        raise UserError(str(error)) from None
     version = version_of(folder / CURRENT)
     if version is None:
         raise UserError(f"{folder} holds no model: wildflower deliver brings one")

@@ -99,10 +99,8 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     _check_output(wanted.output)
     _take_up(training, checkpoint, settings, console)
     _advance(training, checkpoint, settings, console)
-    try:
+    with raised_as(SupernetError, "", FloatingPointError):
         training.check_finite()
-    except FloatingPointError as error:
-        raise SupernetError(str(error)) from None
 
     calibration = [
         (inputs, labels)
@@ -155,15 +153,13 @@ def _told(path: Path) -> Iterator[None]:
 
 def _prepared(config: RunConfig) -> tuple[Task, Supernet]:
     data_dir = str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else ""
-    try:
+    with raised_as(SupernetError, "", (ValueError, FileNotFoundError)):
         arguments = config.own_task_arguments()
         task = load_task(
             TaskSpec(name=config.task, devices=1, data_dir=data_dir, seed=config.seed, arguments=arguments)
         )
         spec = {"name": config.family or task.family, **parse_arguments(config.family_arguments)}
         family = make_family({**spec, "input_shape": list(task.input_shape), "classes": task.classes})
-    except (ValueError, FileNotFoundError) as error:
-        raise SupernetError(str(error)) from None
     if not isinstance(family, ElasticFamily):
         raise SupernetError(
             f"family = {family.name!r} has no space of once-for-all: use mobilenet-v2, mobilenet-v3 or ofa-resnet50"
@@ -222,13 +218,11 @@ def _advance(training: SupernetTraining, checkpoint: Path, settings: dict[str, A
     with shown:
         bar = bars.add_task("", total=steps, completed=training.step, loss="")
         while training.step < steps:
-            try:
+            with raised_as(SupernetError, "", FloatingPointError):
                 loss = training.advance()
                 saves = training.step % CHECKPOINT_STEPS == 0 or training.step == steps
                 if saves:
                     training.check_finite()
-            except FloatingPointError as error:
-                raise SupernetError(str(error)) from None
             bars.update(bar, completed=training.step, loss=f"{loss:.3f}")
             if not console.is_terminal and training.step % LINE_STEPS == 0:
                 console.print(f"step {training.step}/{steps}, loss {loss:.3f}", highlight=False)

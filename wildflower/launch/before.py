@@ -14,6 +14,7 @@ from wildflower.launch.experiment_file import SettingsError
 from wildflower.launch.starting import loading_modules
 from wildflower.plugins.beside import digests
 from wildflower.plugins.extras import check_installed
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.journal import check_writers
 from wildflower.server_app.resuming import check_folder, check_resumable, check_same
@@ -109,13 +110,11 @@ def check_buildable(config: RunConfig, hooks: Sequence[RoundHook] = ()) -> tuple
         from wildflower.server_app.app import agreed_data, build, start
         from wildflower.server_app.inputs import run_folder
 
-    try:
+    with raised_as(SettingsError, "", (ValueError, OSError)):
         own = agreed_data(None, config, run_folder(config)) if config.resume else None
         if is_reference(config.strategy):
             start(build(config, own, hooks)[0], config)
         return build(config, own, hooks)
-    except (ValueError, OSError) as error:
-        raise SettingsError(str(error)) from None
 
 
 def check_disk(engine: Engine, config: RunConfig, run_dir: Path) -> Iterator[str]:

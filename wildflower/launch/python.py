@@ -30,6 +30,7 @@ from wildflower.launch.sweeps import sweep as run_sweep
 from wildflower.launch.terminal import terminal
 from wildflower.launch.tuning import Tuned, checked_space
 from wildflower.launch.tuning import tune as run_tune
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, module_label
 from wildflower.server_app.compare import Comparison
 from wildflower.server_app.compare import compare as compare_runs
@@ -280,11 +281,8 @@ def tune(
     space = checked_space(space_of(search))
     asked = _Arguments.of(experiment, given)
     where = _folder(folder, f"{asked.label}-tune")
-    with _written(asked, where) as (file, overrides):
-        try:
-            return run_tune(file, overrides, space, trials, where, terminal(), asked.hooks)
-        except RuntimeError as error:
-            raise RunError(str(error)) from None
+    with _written(asked, where) as (file, overrides), raised_as(RunError, "", RuntimeError):
+        return run_tune(file, overrides, space, trials, where, terminal(), asked.hooks)
 
 
 def sweep(

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from wildflower.plugins import beside
 from wildflower.plugins.draws import same_draws
 from wildflower.plugins.nearest import LIKENESS, did_you_mean
+from wildflower.plugins.raised_as import raised_as
 
 MAX_NAMES = 12  # of what a module has, in an error
 
@@ -117,10 +118,8 @@ def _fits(value: object, wanted: type | tuple[type, ...], module: str) -> bool:
 
 
 def _module(name: str) -> ModuleType:
-    try:
+    with raised_as(PluginError, ""):
         beside.look_for(name)
-    except ValueError as error:
-        raise PluginError(str(error)) from None
     if name in sys.modules:
         return sys.modules[name]
     try:
