@@ -38,7 +38,11 @@ def check(config: RunConfig) -> None:
     _check_devices(config, need)
     _check_training(config, need)
     _check_method(config, need)
-    _check_scores(config, need)
+    need(
+        not config.personal.every or config.personal.first_round <= config.rounds,
+        "personal.first-round",
+        f"with rounds = {config.rounds} no round is scored personally: at most that, or personal.every = 0",
+    )
     if config.dp.is_on:
         _check_private(config, need)
     if config.secure_aggregation.is_on:
@@ -178,15 +182,6 @@ def _check_method(config: RunConfig, need: Need) -> None:
         config.aggregation.rule == "mean" or traits.averages,
         "aggregation.rule",
         f"strategy = {config.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
-    )
-
-
-def _check_scores(config: RunConfig, need: Need) -> None:
-    """What is measured."""
-    need(
-        not config.personal.every or config.personal.first_round <= config.rounds,
-        "personal.first-round",
-        f"with rounds = {config.rounds} no round is scored personally: at most that, or personal.every = 0",
     )
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from wildflower.server_app.charts import Chart, Line, line_chart
 from wildflower.server_app.pages import Block, Charts, Heading
-from wildflower.server_app.run_records import RoundRecord
+from wildflower.server_app.run_records import TRAFFIC, RoundRecord
 from wildflower.server_app.summary import OF_DEVICES, in_fleet_order
 from wildflower.server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
 
@@ -82,13 +82,7 @@ def _by_part(
 def cost_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
     """Draw bytes, seconds and budgets by round."""
     length, unit = time_unit(rounds[-1].simulated_seconds)
-    of_round = {
-        "training, down": [record.training_bytes_down for record in rounds],
-        "training, up": [record.training_bytes_up for record in rounds],
-        "statistics, down": [record.statistics_bytes_down for record in rounds],
-        "statistics, up": [record.statistics_bytes_up for record in rounds],
-        "scoring, down": [record.scoring_bytes_down for record in rounds],
-    }
+    of_round = {name.replace("_bytes_", ", "): [getattr(r, name) for r in rounds] for name in TRAFFIC}
     traffic = {name: sizes for name, sizes in of_round.items() if name.startswith("training") or any(sizes)}
     parts = [record.server_seconds for record in rounds]
     names = dict.fromkeys(name for seconds in parts for name in seconds)

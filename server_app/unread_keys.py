@@ -52,22 +52,16 @@ def unread_keys(values: Mapping[str, Any], groups: Iterable[str]) -> list[str]:
 
     They are other methods', those of a shared part that is turned off, or those of `READ_WITH` with other values.
     """
-    own = [key for key, (_, is_read) in READ_WITH.items() if not is_read(values)]
-    return own + _unread_of_methods(values, set(groups))
-
-
-def _unread_of_methods(values: Mapping[str, Any], groups: set[str]) -> list[str]:
-    """Return the unread keys of methods and of the parts that they share."""
-    strategy = values["strategy"]
+    own, strategy = [key for key, (_, is_read) in READ_WITH.items() if not is_read(values)], values["strategy"]
     kind = METHODS.get(strategy) or loaded_method(strategy)
     if kind is None and is_reference(strategy):  # what it shares with others is not known here
-        return [key for key in values if key.partition(".")[0] in METHODS]
-    read = groups | {kind.name() if kind and is_reference(strategy) else strategy}
+        return own + [key for key in values if key.partition(".")[0] in METHODS]
+    read = set(groups) | {kind.name() if kind and is_reference(strategy) else strategy}
     for group, params in (kind.shared_params if kind else {}).items():
         given = values.get(f"{group}.{kebab(params.switch)}", 0) if params.switch else 1
         if getattr(kind, f"{group}_{params.switch}", 0) if given < 0 else given:  # below 0 the method says it
             read.add(group)
-    return [key for key in values if "." in key and key.partition(".")[0] not in read]
+    return own + [key for key in values if "." in key and key.partition(".")[0] not in read]
 
 
 def loaded_method(strategy: str) -> type[Method] | None:

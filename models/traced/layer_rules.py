@@ -125,7 +125,7 @@ def norm_of_channels(found: Propagation, node: Node) -> Layouts:
     given = arguments(node)
     inputs = found.of(given["input"])
     for name in ("weight", "bias", "running_mean", "running_var"):
-        if given[name] is not None:
+        if given.get(name) is not None:
             unify(inputs[1], found.of(given[name])[0])
     return list(inputs)
 
@@ -144,11 +144,7 @@ def norm_of_last(found: Propagation, node: Node) -> Layouts:
 
 def group_norm(found: Propagation, node: Node) -> Layouts:
     """Channels are (groups, channels of a group)."""
-    given = arguments(node)
-    inputs = found.of(given["input"])
-    for name in ("weight", "bias"):
-        if given[name] is not None:
-            unify(inputs[1], found.of(given[name])[0])
+    given, inputs = arguments(node), norm_of_channels(found, node)
     groups = fresh(given["num_groups"])
     divided = take_inner(inputs[1], size_of(inputs[1]) // given["num_groups"])
     if divided is None:
@@ -157,7 +153,7 @@ def group_norm(found: Propagation, node: Node) -> Layouts:
     else:
         unify(groups, divided[0])
     found.details[node] = groups
-    return list(inputs)
+    return inputs
 
 
 def prelu(found: Propagation, node: Node) -> Layouts:

@@ -38,20 +38,12 @@ class Graph:
         """The nodes with a tensor."""
         return tuple(node for node in self.nodes if node.tensor)
 
-    @cached_property
-    def forward_levels(self) -> tuple[int, ...]:
-        """Edges of the longest path that ends in each node."""
+    def levels(self, *, backward: bool) -> tuple[int, ...]:
+        """Edges of the longest path that ends in each node, or backward: that begins in it."""
         levels = [0] * len(self.nodes)
-        for start, end in sorted(self.edges):
-            levels[end] = max(levels[end], levels[start] + 1)
-        return tuple(levels)
-
-    @cached_property
-    def backward_levels(self) -> tuple[int, ...]:
-        """Edges of the longest path that begins in each node."""
-        levels = [0] * len(self.nodes)
-        for start, end in sorted(self.edges, reverse=True):
-            levels[start] = max(levels[start], levels[end] + 1)
+        for edge in sorted(self.edges, reverse=backward):
+            before, node = reversed(edge) if backward else edge
+            levels[node] = max(levels[node], levels[before] + 1)
         return tuple(levels)
 
     def distances(self, maximum: int) -> dict[tuple[int, int], int]:

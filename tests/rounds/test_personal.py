@@ -272,7 +272,7 @@ def of_scores(**values):
 )
 def test_what_cannot_be_true_is_refused_and_counted(change, words, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr("wildflower.rounds.scores.log", lambda level, text, *values: told.append(text % values))
+    monkeypatch.setattr("wildflower.rounds.scores.log.warning", lambda text, *values: told.append(text % values))
     grid = simulated_grid(2)
     grid.tamper = changed(change)
     record = a_round(tmp_path, grid=grid)[2]
@@ -294,7 +294,7 @@ def test_what_cannot_be_true_is_refused_and_counted(change, words, tmp_path, mon
 )
 def test_a_score_of_a_second_network_that_cannot_be_true_is_refused(beside, words, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr("wildflower.rounds.scores.log", lambda level, text, *values: told.append(text % values))
+    monkeypatch.setattr("wildflower.rounds.scores.log.warning", lambda text, *values: told.append(text % values))
     grid = simulated_grid(2)
     grid.tamper = changed(of_scores(beside=beside))
     record = a_round(tmp_path, "rafl", grid=grid)[2]

@@ -199,14 +199,11 @@ def control_groups(root: Path, controller: str) -> list[Path]:
             if (options is None) != version2 or (options is not None and controller not in options):
                 continue
             top = root / mount_point.lstrip("/")
-            inside = group[len(mounted_group.rstrip("/")) :] if _is_within(group, mounted_group) else group
+            outer = mounted_group.rstrip("/")
+            inside = group[len(outer) :] if group == mounted_group or group.startswith(f"{outer}/") else group
             folder = top / inside.strip("/")
             folders += [level for level in (folder, *folder.parents) if level == top or top in level.parents]
     return folders
-
-
-def _is_within(group: str, outer: str) -> bool:
-    return group == outer or group.startswith(outer.rstrip("/") + "/")
 
 
 def _control_group_mounts(root: Path) -> list[tuple[str, str, list[str] | None]]:

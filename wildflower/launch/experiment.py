@@ -106,7 +106,7 @@ def _run(
     shown = partial(progress, console, config.rounds, earlier, named)
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
-    with _resume_hint(run_dir, config, console):
+    try:
         if deployment is None:
             assert built is not None
             with local_server(config, built, said, app_log) as server, shown() as show:
@@ -114,6 +114,9 @@ def _run(
         else:
             with _submitted(config, app_dir, modules, deployment) as (flower, run_id), shown() as show:
                 failure = follow(flower, run_id, run_dir, app_log, show, app_log_start)
+    except (KeyboardInterrupt, FlowerError):
+        print_resume_hint(run_dir, config, console)
+        raise
     log = log_since(app_log, app_log_start)
     if told := warnings_text(log, app_log, already=warnings):
         say(console, told, "Warning: ", "yellow")
@@ -191,12 +194,11 @@ def full_disk_text(run_dir: Path) -> str:
 
 def _code_here(app_dir: Path | None) -> Path:
     """The folder of the code that runs here; SettingsError where the user asks for another app's."""
-    here = APP
-    if app_dir is not None and app_dir.expanduser().resolve() != here:
+    if app_dir is not None and app_dir.expanduser().resolve() != APP:
         raise SettingsError(
             f"--app {app_dir}: simulations run the app of this installation; --superlink hands that one to real devices"
         )
-    return here
+    return APP
 
 
 def find_app(app_dir: Path | None) -> Path:
@@ -209,15 +211,6 @@ def find_app(app_dir: Path | None) -> Path:
             else "this installation does not hold the app's pyproject.toml: name the project's folder with --app"
         )
     return found
-
-
-@contextmanager
-def _resume_hint(run_dir: Path, config: "RunConfig", console: Console) -> Iterator[None]:
-    try:
-        yield
-    except (KeyboardInterrupt, FlowerError):
-        print_resume_hint(run_dir, config, console)
-        raise
 
 
 def print_resume_hint(run_dir: Path, config: "RunConfig", console: Console) -> None:

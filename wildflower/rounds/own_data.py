@@ -125,18 +125,14 @@ class OwnData(RoundHook):
     def after_exchange(self, work: Work) -> None:
         for a in work.assignments:
             if a.update is not None and a.outcome == "trained":
-                self._trained(a.device, a.update.examples)
+                before, examples = self._claims.get(a.device), a.update.examples
+                if before is not None and before[0] != examples:
+                    text = "Device %s trained on %s examples, before it said %s: its data have changed"
+                    log.warning(text, a.device, examples, before[0])
+                    self._claims[a.device] = examples, before[1]
             elif a.update is not None and a.outcome.startswith("refused"):
                 # It is asked anew before it is given any more work, because its data may have changed.
                 self._claims.pop(a.device, None)
-
-    def _trained(self, device: int, examples: int) -> None:
-        """A device has trained on so many examples, which may be others than before."""
-        before = self._claims.get(device)
-        if before is not None and before[0] != examples:
-            text = "Device %s trained on %s examples, before it said %s: its data have changed"
-            log.warning(text, device, examples, before[0])
-            self._claims[device] = examples, before[1]
 
     @override
     def state(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ DIAMOND = Graph(tuple(map(Node, ("input", "a", "b", "sum", "output"))), ((0, 1),
 
 
 def test_levels_are_the_longest_paths():
-    assert DIAMOND.forward_levels == (0, 1, 2, 3, 4)
-    assert DIAMOND.backward_levels == (4, 3, 2, 1, 0)
+    assert DIAMOND.levels(backward=False) == (0, 1, 2, 3, 4)
+    assert DIAMOND.levels(backward=True) == (4, 3, 2, 1, 0)
 
 
 def test_distances_are_the_shortest_paths():
