@@ -243,7 +243,8 @@ def _answer(link: socket.socket, listener: socket.socket) -> bool:
         if alone:
             os.kill(child, signal.SIGKILL)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # ended, but not buried: its limits can still be read
-        limited = _is_limited(child)
+        # Of memory (`wildflower.client_app.memory`), which this process is not.
+        limited = resource.prlimit(child, resource.RLIMIT_DATA) != resource.getrlimit(resource.RLIMIT_DATA)
         _, status = os.waitpid(child, 0)
     finally:
         os.close(announced)
@@ -343,11 +344,6 @@ def cause_of_end(code: int, kills: int | None, limited: bool) -> tuple[str, bool
             return f"memory was refused to the process that did the work, which {name} then ended", True
         return f"the process that did the work was ended by {name}", False
     return f"the process that did the work ended with code {code} and no answer", False
-
-
-def _is_limited(child: int) -> bool:
-    """Say whether a process has a memory limit (`wildflower.client_app.memory`) that this one has not."""
-    return resource.prlimit(child, resource.RLIMIT_DATA) != resource.getrlimit(resource.RLIMIT_DATA)
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wildflower.models.held import held_tensors, move_held
+from wildflower.models.held import move_held
 from wildflower.models.network import Network
 from wildflower.models.spectral import find_vectors, leave_vectors_out
 from wildflower.plugins.reference import PluginError
@@ -23,7 +23,7 @@ class AnyNetwork(Network):
 
     Attributes:
         ties: each further name of a tied tensor -> its first name.
-        held: tensors that the module holds outside of its tables, where `find_held` has looked for them.
+        held: tensors that the module holds outside of its tables, where it was built to be given weights.
     """
 
     held: tuple[Tensor, ...] = ()
@@ -50,10 +50,6 @@ class AnyNetwork(Network):
     def module(self) -> nn.Module:
         """Return the module itself."""
         return self._inside[0]
-
-    def find_held(self) -> None:
-        """Note what the module holds outside of its tables, so that it moves with it to another device."""
-        self.held = tuple(held_tensors(self.module).values())
 
     def settle(self) -> None:
         """Compute what follows from the weights, once they are there."""

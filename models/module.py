@@ -48,7 +48,7 @@ class ModuleFamily(Family):
         network = _skeleton(self, arch)
         if isinstance(network, AnyNetwork) and _holds(self, arch):
             fill_held(network.module, lambda: self.drawn(arch))
-            network.find_held()
+            network.held = tuple(held_tensors(network.module).values())
         return network
 
     def from_first_weights(self, arch: Architecture) -> list[str]:

@@ -166,7 +166,9 @@ def _check_method(config: RunConfig, need: Need) -> None:
                 need(getattr(params, name) == default, f"{group}.{kebab(name)}", why)
     traits = config.method.traits(config.params)
     need(not config.both_models or not traits.one_model, "both-models", traits.one_model)
-    if config.public.task and not _reads_public(config):
+    when = traits.public_when
+    reads = when is not None and all(getattr(config.params, name, None) == value for name, value in when.items())
+    if config.public.task and not reads:
         need(False, "public.task", _why_not_public(config))
     need(
         not config.initial.weights or traits.takes_initial_weights,
@@ -320,12 +322,6 @@ def _check_secure(config: RunConfig, need: Need) -> None:
         "does not go with differential privacy (dp.epsilon, dp.noise-multiplier): whether a group is large enough "
         "to count hangs on the others, and the noise is for one device",
     )
-
-
-def _reads_public(config: RunConfig) -> bool:
-    """Whether the method learns from public data with the run's settings."""
-    when = config.method.traits(config.params).public_when
-    return when is not None and all(getattr(config.params, name, None) == value for name, value in when.items())
 
 
 def _why_not_public(config: RunConfig) -> str:

@@ -139,7 +139,9 @@ def _traced(family: Family, architecture: Architecture) -> Graph:
     except ValueError as error:
         raise GraphError(f"no graph can be made of {family.name}: {error}") from error
     specs = family.tensors(architecture)
-    first = _first_values(family, architecture)
+    with torch.random.fork_rng(devices=[]):  # weights as the family itself draws them first, always the same
+        torch.manual_seed(0)
+        first = family.build(architecture).state_dict()
     drawing = Drawing()
     ends: dict[int, int] = {0: 0}  # position of an operator -> that of its last node
     seen: set[str] = set()
@@ -174,13 +176,6 @@ def _is_generated(name: str, kind: str, specs: Mapping[str, TensorSpec]) -> bool
     if name not in specs or specs[name].frozen:
         return False
     return kind != "norm" or not name.endswith("bias")
-
-
-def _first_values(family: Family, architecture: Architecture) -> Mapping[str, torch.Tensor]:
-    """Weights as the family itself draws them first, always the same."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return family.build(architecture).state_dict()
 
 
 def _scale(operator: Operator, first: Mapping[str, torch.Tensor]) -> float:

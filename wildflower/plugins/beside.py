@@ -187,13 +187,9 @@ def _from_outside(names: Iterable[str]) -> dict[str, Path]:
     for name in names:
         path = _imported_from(name)
         if path is not None and name != NAME:
-            found |= {name: path} if _is_installed(path) else with_imported(name, path)
+            installed = str(path.parent) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+            found |= {name: path} if installed else with_imported(name, path)
     return found
-
-
-def _is_installed(path: Path) -> bool:
-    """Whether a module is an installed package, or a file beside those."""
-    return str(path.parent) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def _digest(path: Path) -> str:

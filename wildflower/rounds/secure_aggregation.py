@@ -137,7 +137,6 @@ class SecureRound:
     def __init__(self, work: Work, settings: RoundSettings, population: Population) -> None:
         self.work, self.settings, self.population = work, settings, population
         self.bytes_down = self.bytes_up = 0
-        self.sums: list[Sum] = []
         # Only who is asked the same is in one sum: all have to confirm that (`wildflower.messages.masks.digests_of`).
         alike: defaultdict[tuple[int, str], dict[int, Assignment]] = defaultdict(dict)
         for a in work.assignments:

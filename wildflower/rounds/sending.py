@@ -21,7 +21,6 @@ from wildflower.rounds.replies import Checked, read_reply
 from wildflower.rounds.requests import Assignment, Orders, Work, by_device, devices_that_trained
 from wildflower.rounds.round_records import count_scoring, count_work
 from wildflower.rounds.scores import Examples, score_on_devices
-from wildflower.strategies.method import Contribution
 from wildflower.strategies.statistics import TakeStatistics
 
 OnReply = Callable[[list[Assignment], Checked], None]
@@ -112,7 +111,12 @@ class Sending:
             if a.number in checked.reports:
                 population.replied(a.device, checked.reports[a.number])
         for contribution in checked.contributions:
-            _absorb_one(work, contribution, [a for a in batch if a.number in contribution.orders])
+            try:
+                work.absorb(contribution)
+            except MessageError as error:
+                why = one_line(str(error))
+                log.warning("Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
+                _refuse(work, [a for a in batch if a.number in contribution.orders], why)
         return checked
 
     def settle(self, work: Work) -> None:
@@ -145,15 +149,6 @@ class Sending:
             else:
                 self.asking.frozen.lost(a.device)
         return found
-
-
-def _absorb_one(work: Work, contribution: Contribution, assignments: Sequence[Assignment]) -> None:
-    try:
-        work.absorb(contribution)
-    except MessageError as error:
-        why = one_line(str(error))
-        log.warning("Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
-        _refuse(work, assignments, why)
 
 
 def _refuse(work: Work, assignments: Sequence[Assignment], why: str) -> None:

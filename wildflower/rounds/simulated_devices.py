@@ -91,7 +91,11 @@ class SimulatedDevices(Population):
     ) -> list[int]:
         """A uniform sample without replacement; its cost does not depend on the size of the fleet."""
         if self.fleet.hours:
-            self._wait_for_hours()
+            # Simulated time passes until the hours of some devices begin.
+            if seconds := self.fleet.seconds_until_hours(self.now_seconds):
+                hours = self.now_seconds / 3600
+                log.info("No device takes part at simulated hour %.2f: the next do %s s later", hours, round(seconds))
+                self.clock.advance(seconds)
             there = self.everyone(grid)
             return [int(d) for d in rng.choice(there, size=min(count, len(there)), replace=False)]
         places = rng.choice(self.fleet.size, size=min(count, self.fleet.size), replace=False, shuffle=True)
@@ -102,13 +106,6 @@ class SimulatedDevices(Population):
         """All that are present, and within their hours."""
         there = self.present(grid)
         return [d for d in there if self.fleet.is_there(d, self.now_seconds)] if self.fleet.hours else there
-
-    def _wait_for_hours(self) -> None:
-        """Let simulated time pass until the hours of some devices begin."""
-        if seconds := self.fleet.seconds_until_hours(self.now_seconds):
-            hours = self.now_seconds / 3600
-            log.info("No device takes part at simulated hour %.2f: the next do %s s later", hours, round(seconds))
-            self.clock.advance(seconds)
 
     @override
     def absences(self) -> list[str]:
