@@ -105,7 +105,7 @@ enroll_key() {
 text() { printf '%s=\\"%s\\"' "$1" "$2"; }
 
 main() {
-    local superlink='' device='' ca='' key='' bandwidth='' token='' trusted='' data='' enrollment='' enrollment_token='' task=install
+    local superlink='' device='' ca='' key='' bandwidth='' token='' trusted='' data='' enrollment='' enrollment_token='' task=install name
     dry_run='' torch_index='' gpu_python='' prebuilt='' memory_max='' cpu_quota='' nice=10
     while [ $# -gt 0 ]; do
         case $1 in
@@ -115,22 +115,13 @@ main() {
         esac
         [ $# -ge 2 ] || stop "$1 wants a value, or is unknown; --help lists the arguments"
         case $1 in
-            --superlink) superlink=$2 ;;
-            --device) device=$2 ;;
-            --ca) ca=$2 ;;
-            --key) key=$2 ;;
-            --enrollment) enrollment=$2 ;;
-            --enrollment-token) enrollment_token=$2 ;;
-            --bandwidth) bandwidth=$2 ;;
-            --token) token=$2 ;;
-            --trusted) trusted=$2 ;;
+            --superlink | --device | --ca | --key | --enrollment | --enrollment-token | --bandwidth | --token | --trusted | \
+                --gpu-python | --memory-max | --cpu-quota | --nice)
+                name=${1#--}
+                printf -v "${name//-/_}" %s "$2" ;;
             --data-dir) data=$2 ;;
             --torch-index) export torch_index=$2 ;;
-            --gpu-python) gpu_python=$2 ;;
             --image) prebuilt=$2 ;;
-            --memory-max) memory_max=$2 ;;
-            --cpu-quota) cpu_quota=$2 ;;
-            --nice) nice=$2 ;;
             *) stop "unknown argument: $1" ;;
         esac
         shift 2

@@ -18,13 +18,10 @@ from wildflower.server_app.inline_tables import parse_arguments, weights_of
 from wildflower.strategies.params import Betas, Count, CountOrZero, Numbers, Params, Rate, readable, to_scalar
 from wildflower.strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 
-
-def _read_names(text: str) -> None:
-    """Read what names in a file of weights are called in the family: the inside of an inline TOML table."""
-    checked_names(parse_arguments(text, like="'bert' = '', 'fc' = false"))
-
-
-NamesTable = Annotated[str, readable(_read_names)]
+# What names in a file of weights are called in the family: the inside of an inline TOML table.
+NamesTable = Annotated[
+    str, readable(lambda text: checked_names(parse_arguments(text, like="'bert' = '', 'fc' = false")))
+]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 

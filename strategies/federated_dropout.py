@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -19,10 +19,7 @@ class FederatedDropout(StaticNormMethod[Params]):
     The client step is HeteroFL's `MaskedTraining`.
     """
 
-    @override
-    @classmethod
-    def family_defaults(cls, params: Params) -> dict[str, Any]:
-        return {"scaler": True}
+    scaler: ClassVar[bool] = True
 
     @override
     def client_step(self, order: Order) -> ClientStep:

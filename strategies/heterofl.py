@@ -7,10 +7,9 @@ changes nothing in the whole model.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from pydantic import Field
-from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
@@ -35,10 +34,7 @@ class HeteroFLParams(Params):
 class HeteroFL(StaticNormMethod[HeteroFLParams]):
     """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept."""
 
-    @override
-    @classmethod
-    def family_defaults(cls, params: HeteroFLParams) -> dict[str, Any]:
-        return {"scaler": True}
+    scaler: ClassVar[bool] = True
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The widest candidate that fits, or in dynamic mode any of those that fit."""

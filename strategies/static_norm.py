@@ -83,9 +83,11 @@ class StaticNormMethod(SubModelMethod[P]):
     A method that does not have distillation among its `shared_params` goes without.
 
     distillation_steps: how many steps the method's own paper takes.
+    scaler: whether activations of cut layers are divided by their width, where `family-arguments` say nothing else.
     """
 
     distillation_steps: ClassVar[int] = 0
+    scaler: ClassVar[bool] = False
 
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"distillation": Distillation}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "static"}
@@ -97,6 +99,11 @@ class StaticNormMethod(SubModelMethod[P]):
         steps = self.distillation_steps if found.steps < 0 else found.steps
         self.distillation = found.model_copy(update={"steps": steps})
         self.scored_family = setup.family.with_statistics
+
+    @override
+    @classmethod
+    def family_defaults(cls, params: P) -> dict[str, Any]:
+        return {"scaler": True} if cls.scaler else {}
 
     @override
     def start(self) -> None:

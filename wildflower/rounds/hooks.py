@@ -144,11 +144,6 @@ def name_of(hook: RoundHook) -> str:
     return type(hook).__name__
 
 
-def is_of_a_user(hook: RoundHook) -> bool:
-    """Return whether a hook is none of the project's own."""
-    return not type(hook).__module__.startswith("wildflower.")
-
-
 @contextmanager
 def naming(hook: RoundHook) -> Iterator[None]:
     """Turn what a user's hook raises into a HookError that names it. The project's own have errors in words."""
@@ -157,7 +152,7 @@ def naming(hook: RoundHook) -> Iterator[None]:
     except HookError:
         raise
     except Exception as error:
-        if not is_of_a_user(hook):
+        if type(hook).__module__.startswith("wildflower."):
             raise
         raise HookError(f"hook {name_of(hook)}: {one_sentence(error)}") from error
 
