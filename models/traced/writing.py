@@ -326,6 +326,7 @@ def followed(where: str, traced: Traced) -> Propagation:
             raise PluginError(
                 f"{where} answers a batch of {traced.batch_size} with a tensor of {shape}: it must return one tensor "
                 "of (batch, classes), or (batch, classes, positions) if tokens have labels"
+                f"{'. Two classes are two numbers per example' * (shape == (traced.batch_size,))}"
             )
     return found
 

@@ -107,7 +107,7 @@ def tiled(tile: Tensor, shape: Sequence[int], positions: int = 1) -> Tensor:
     if len(shape) > 1 and cut.shape[1] < shape[1]:
         cut = cut[:, : cut.shape[1] // positions * positions]
     times = [-(-size // have) for size, have in zip(shape, cut.shape, strict=True)]
-    if max(times) > 1:
+    if max(times, default=1) > 1:
         cut = cut.repeat(times)[tuple(slice(size) for size in shape)]
     return cut
 

@@ -198,3 +198,14 @@ class Dropping(Layers):
 class Noisy(Layers):
     def between(self, x):
         return x + torch.rand_like(x) if self.training else x
+
+
+class Halved(Layers):
+    """Of numbers of 16 bits."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.bfloat16()
+
+    def forward(self, images):
+        return super().forward(images.bfloat16()).float()

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.models.traced_weights import lively
+from tests.small_run import simulated_grid, small_config, started
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.placement import chosen, leading
@@ -91,3 +92,17 @@ def test_no_exits_behind_what_is_written_into():
     assert len(family_of("Shifted").groups) > 1
     with pytest.raises(ValueError, match=r"own_kinds:Shifted writes into buffers or parts of tensors.*torch\.cat"):
         family_of("Shifted", early_exits=True)
+
+
+def test_gradients_of_numbers_of_16_bits_are_scaled_as_such(tmp_path):
+    engine, scorer = started(small_config(tmp_path, family="own_kinds:Halved", strategy="wildflower"))
+    result = engine.run_round(simulated_grid(), 1, scorer)
+    assert {line["outcome"] for line in result.devices} <= {"trained", "nothing fits"}
+
+
+def test_recipfl_says_that_it_writes_float32(tmp_path):
+    keys = {"recipfl.hidden": 8, "recipfl.decoder-hidden": 8, "recipfl.tile": 8, "below-smallest": "smallest"}
+    with pytest.raises(
+        ValueError, match=r"writes float32, and first\.weight is bfloat16: make the model by \.float\(\)"
+    ):
+        started(small_config(tmp_path, family="own_kinds:Halved", strategy="recipfl", **keys))

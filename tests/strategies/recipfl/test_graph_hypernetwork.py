@@ -236,6 +236,7 @@ def test_tiles_are_cut_or_repeated():
     tile = torch.arange(6.0).reshape(2, 3)
     assert tiled(tile, (1, 2)).tolist() == [[0, 1]]
     assert tiled(tile, (3, 4)).tolist() == [[0, 1, 2, 0], [3, 4, 5, 3], [0, 1, 2, 0]]
+    assert tiled(torch.tensor(2.0), ()).tolist() == 2  # of a learned temperature
 
 
 def test_behind_a_flatten_whole_channels_repeat():
