@@ -14,7 +14,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +22,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from wildflower.models.traced.operators import CONSTANT, CREATION, ELEMENTWISE, POOLING, SAME, operator_named
+from wildflower.models.traced.operators import CONSTANT, CREATION, ELEMENTWISE, FOURIER, POOLING, SAME, operator_named
 from wildflower.plugins.raised_as import raised_as
 
 MOST_NODES = 50_000
@@ -33,8 +33,18 @@ MOST_DEPTH = 6  # of lists in lists
 MOST_SIDE = 2**24  # a number among the arguments of an operator
 BATCH = -1
 # Operators whose results have the sizes of a list among their arguments, and those that also read a value to fill with.
-GROWING = CREATION | CONSTANT | POOLING | {"expand", "repeat", "pad", "constant_pad_nd"}
-FILLING = ELEMENTWISE | SAME | CREATION | {"masked_fill", "constant_pad_nd", "pad", "one_hot"}
+GROWING = CREATION | CONSTANT | POOLING | FOURIER
+GROWING |= {"broadcast_to", "col2im", "constant_pad_nd", "expand", "max_unpool1d", "max_unpool2d", "normal", "pad"}
+GROWING |= {"repeat", "replication_pad1d", "replication_pad2d", "replication_pad3d", "tile"}
+FILLING = ELEMENTWISE | SAME | CREATION | {"masked_fill", "constant_pad_nd", "pad"}
+# Of those whose results grow with numbers that are in no list: how many entries they have at least.
+ENTRIES: Mapping[str, Callable[..., float]] = {
+    "arange": lambda end, start=0, step=1: abs((end - start) / (step or 1)),
+    "eye": lambda n, m=None: n * (n if m is None else m),
+    **dict.fromkeys(("tril_indices", "triu_indices"), lambda row, col, offset=0: row * col),
+    "diag": lambda diagonal=0: diagonal**2,
+    "diag_embed": lambda offset=0, dim1=0, dim2=1: offset**2,
+}
 GETITEM = "getitem"
 DTYPES = {
     name: getattr(torch, name)
@@ -276,6 +286,17 @@ def _check_growth(graph: Graph, node: Operation) -> None:
         if any(number > MOST_SIDE for number in numbers) and (several or name not in FILLING):
             raise ValueError(f"the number {max(numbers):,} is larger than {MOST_SIDE:,}")
         if several and name in GROWING and math.prod(max(1, number) for number in numbers) > MOST_ENTRIES:
+            raise ValueError(f"its result has more than {MOST_ENTRIES:,} entries")
+    if name in ENTRIES:
+        names = [argument.name for argument in operator_named(node.op)._schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        sizes = {n: graph.size(v["s"], full) if isinstance(v, dict) and "s" in v else v for n, v in given.items()}
+        numbers_alone = {n: size for n, size in sizes.items() if type(size) in (int, float)}
+        try:
+            made = ENTRIES[name](**numbers_alone)
+        except TypeError as error:
+            raise ValueError(f"its arguments are none that it takes: {error}") from None
+        if made > MOST_ENTRIES:
             raise ValueError(f"its result has more than {MOST_ENTRIES:,} entries")
 
 

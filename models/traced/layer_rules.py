@@ -244,8 +244,9 @@ def bag(found: Propagation, node: Node) -> Found:
     given = arguments(node)
     table = found.of(given["weight"])
     pin(table[0], "it counts the rows of a table")
-    rest = [[fresh(size, "it counts tokens") for size in value.shape] for value in node.meta["val"][1:]]
-    return [[found.of(given["offsets"])[0], table[1]], *rest]
+    made, *others = node.meta["val"]
+    rest = [[fresh(size, "it counts tokens") for size in value.shape] for value in others]
+    return [[found.sized(made.shape[0], "it counts bags"), table[1]], *rest]
 
 
 def dot(found: Propagation, node: Node) -> Layouts:

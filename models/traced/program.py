@@ -261,7 +261,7 @@ class Program(Network):
                 places[number] = INPUT if standing[number] < 0 else places[standing[number]]
             elif number in alive:
                 places[number] = number
-                steps.append(self._step(number, node, places))
+                steps.append(self._step(number, node, places, training))
                 if (share := self.scale(node)) != 1:
                     steps.append(_Step(torch.ops.aten.div.Scalar, number, [None, share], registers=[(0, number)]))
         registers = [places[number] for number in answers]
@@ -273,7 +273,7 @@ class Program(Network):
                 tensors.append((register, owner._parameters if own in owner._parameters else owner._buffers, own))
         return _Steps(steps, tensors, len(nodes) + len(tensors) + 1, registers)
 
-    def _step(self, number: int, node: Operation, places: Mapping[str | int, int]) -> _Step:
+    def _step(self, number: int, node: Operation, places: Mapping[str | int, int], training: bool) -> _Step:
         if node.op == "batch_norm.default" and (norm := self._norms.get(_statistic(node))) is not None:
             module = self._module(norm.path)
             return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
@@ -284,9 +284,10 @@ class Program(Network):
         ):
             module, inputs = self._module(table["t"].rpartition(".")[0]), self._value(node.args[1], places)
             return _Step(module, number, [None], registers=[(0, inputs.number)])
-        if node.op == "dropout.default" and node.args[2] is True:
-            # A module, so that devices that are trained at once find it and draw from their own generators.
-            module = self._modules.setdefault(f"_dropout{number}", nn.Dropout(float(node.args[1])))  # type: ignore[assignment]
+        if training and node.op == "dropout.default" and node.args[2] is True:
+            # A module, so that devices that are trained at once find it and draw from their own generators. No tensor's
+            # name has spaces. In evaluation, where modules draw nothing, it stays an operator.
+            module = self._modules.setdefault(f"dropout of node {number}", nn.Dropout(float(node.args[1])))  # type: ignore[assignment]
             return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
         step = _Step(operator.getitem if node.op == GETITEM else operator_named(node.op), number)
         keys: list[int | str] = [*range(len(node.args)), *node.kwargs]

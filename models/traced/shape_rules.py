@@ -156,6 +156,8 @@ def concatenate(found: Propagation, node: Node) -> Layouts:
     given = arguments(node)
     tensors = [found.of(tensor) for tensor in given["tensors"] if shape_of(tensor) != (0,)]
     result = list(tensors[0])
+    if not result:
+        raise CannotAlignError("it puts numbers together")
     dimension = given.get("dim", 1 if len(result) > 1 else 0) % len(result)  # hstack has none
     for other in tensors[1:]:
         for place, layout in enumerate(result):
@@ -360,9 +362,10 @@ def pixel_unshuffle(found: Propagation, node: Node) -> Layouts:
 
 def fourier(found: Propagation, node: Node) -> Layouts:
     """Frequencies in place of positions, along some dimensions."""
-    layouts, given = _first(found, node), arguments(node)["dim"]
-    dimensions = range(len(layouts)) if given is None else [given] if isinstance(given, int) else given
-    for place in dimensions:
+    layouts, options = _first(found, node), arguments(node)
+    given, sizes = options["dim"], options.get("s")
+    every = range(len(layouts)) if sizes is None else range(-len(sizes), 0)
+    for place in every if given is None else [given] if isinstance(given, int) else given:
         pin(layouts[place], "it is transformed")
         layouts[place] = fresh(shape_of(node)[place], "it is transformed")
     return layouts
@@ -383,6 +386,13 @@ def as_real(found: Propagation, node: Node) -> Layouts:
 def broadcast(found: Propagation, node: Node) -> Found:
     """Several tensors, repeated to one shape."""
     return [found.elementwise(node) for _ in node.meta["val"]]
+
+
+def normal(found: Propagation, node: Node) -> Layouts:
+    """Numbers drawn for tensors of means and deviations, or of a size."""
+    if found.tensors_of(node):
+        return found.elementwise(node)
+    return [found.sized(size, "it counts numbers that are drawn") for size in shape_of(node)]
 
 
 def channel_shuffle(found: Propagation, node: Node) -> Layouts:
@@ -428,4 +438,5 @@ SHAPE_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     "view_as_real": as_real,
     "broadcast_tensors": broadcast,
     "channel_shuffle": channel_shuffle,
+    "normal": normal,
 }

@@ -31,7 +31,7 @@ from wildflower.models.traced.layer_rules import LAYER_RULES
 from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
 from wildflower.models.traced.operators import CONSTANT, CONVOLUTIONS, CREATION, OPAQUE, full_name, short_name
 from wildflower.models.traced.program import reads
-from wildflower.models.traced.propagation import Propagation, arguments
+from wildflower.models.traced.propagation import Propagation, arguments, place_in_code
 from wildflower.models.traced.shape_rules import SHAPE_RULES
 from wildflower.models.traced.tracing import Traced, trace
 from wildflower.plugins.reference import PluginError
@@ -264,8 +264,13 @@ class Written:
             given[key] = [self._argument(layout) for layout in self.found.of(node)]
         elif name == "arange" and self.found.is_batch(self.found.of(node)[0]):
             start, step = given.get("start", 0), given.get("step", 1)
-            stop = {"s": [[step, BATCH], [start]]}
-            options = {key: given[key] for key in ("dtype", "device")}
+            if start != int(start) or step != int(step) or start < 0 or step < 0:
+                raise PluginError(
+                    f"torch.arange at {place_in_code(node)} counts examples in fractions or backwards: take "
+                    "torch.arange(x.shape[0]) and compute with it, as in 0.5 * torch.arange(x.shape[0])"
+                )
+            start, step, dtype = int(start), int(step), node.meta["val"].dtype
+            stop, options = {"s": [[step, BATCH], [start]]}, {"dtype": dtype, "device": given["device"]}
             return torch.ops.aten.arange.start_step, {"start": start, "end": stop, "step": step, **options}
         elif name in ("repeat", "tile"):
             key = "repeats" if name == "repeat" else "dims"
@@ -304,7 +309,7 @@ class Written:
         elif name in ("layer_norm", "rms_norm"):
             last = self.found.of(node)[-len(given["normalized_shape"]) :]
             given["normalized_shape"] = [self._argument(layout) for layout in last]
-        elif name in OPAQUE | CONSTANT:  # no other dimension has the size of the batch
+        elif name in OPAQUE | CONSTANT | {"normal"}:  # no other dimension has the size of the batch
             examples, batch = self.traced.batch_size, {"s": [[1, BATCH]]}
             for key, sizes in given.items():
                 if isinstance(sizes, list):
@@ -351,6 +356,11 @@ def _encoded(value: Any, numbers: dict[Node, dict[str, Any]]) -> Any:
         return {"d": name}
     if isinstance(value, float) and not math.isfinite(value):
         return {"f": "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
+    if isinstance(value, complex):
+        raise PluginError(
+            f"a model computes with the number {value}, and a graph holds no complex ones: make a tensor of two real "
+            "parts by torch.complex(a, b)"
+        )
     if isinstance(value, torch.device):
         return {"on": 0}
     if isinstance(value, torch.memory_format | torch.layout):

@@ -195,6 +195,62 @@ class Dropping(Layers):
         return F.dropout(x.relu(), 0.3, self.training)
 
 
+class AlwaysDropping(Layers):
+    """Also in evaluation, with another share: the module's first node in both modes that drops."""
+
+    def between(self, x):
+        return F.dropout(x.relu(), 0.3 if self.training else 0.6)
+
+
+class Counted(Layers):
+    """Numbers of examples as floats, numbers drawn for each example, and numbers put together."""
+
+    def between(self, x):
+        numbers = torch.arange(1.0, 2.0 * x.shape[0] + 1.0, 2.0) + 0 * torch.normal(0.0, 1.0, (x.shape[0],))
+        return x * (1 + numbers[:, None] / 10) + torch.hstack([x.sum(), x.sum()]).tanh().sum()
+
+
+class Backwards(Layers):
+    def between(self, x):
+        return x * torch.arange(x.shape[0] - 1, -1, -1)[:, None]
+
+
+class Fractions(Layers):
+    def between(self, x):
+        return x * torch.arange(0, x.shape[0] / 2, 0.5)[:, None]
+
+
+class Imaginary(Layers):
+    def between(self, x):
+        return (torch.complex(x, x) * 1j).real
+
+
+class LastOffset(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(7, 12, include_last_offset=True)
+        self.first = nn.Linear(12, 16)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, tokens):
+        examples, length = tokens.shape
+        return self.head(self.first(self.bag(tokens.flatten(), torch.arange(0, examples * length + 1, length))).relu())
+
+
+class NamedAsNodes(Layers):
+    """Parts of its own have names like those that a program gives."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        for number in range(12):
+            setattr(self, f"_dropout{number}", nn.Linear(1, 1))
+
+    def between(self, x):
+        for number in range(12):
+            x = x * getattr(self, f"_dropout{number}").weight
+        return F.dropout(x.relu(), 0.3, self.training)
+
+
 class Noisy(Layers):
     def between(self, x):
         return x + torch.rand_like(x) if self.training else x

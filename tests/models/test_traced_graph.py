@@ -105,6 +105,30 @@ def test_a_result_without_bounds_is_refused_before_it_is_computed(spec):
         make_family(with_change(spec, grow))
 
 
+@pytest.mark.parametrize(
+    ("op", "args", "words"),
+    [
+        ("tile.default", [{"x": 0}, [2**12, 2**12, 64, 64]], "more than .* entries"),
+        ("normal.float_float", [0.0, 1.0, [2**24, 2**12]], "more than .* entries"),
+        ("fft_fft2.default", [{"x": 0}, [2**24, 2**12]], "more than .* entries"),
+        ("replication_pad2d.default", [{"x": 0}, [2**24] * 4], "more than .* entries"),
+        ("eye.default", [2**24], "more than .* entries"),
+        ("tril_indices.default", [2**24, 2**24], "more than .* entries"),
+        ("diag_embed.default", [{"x": 0}, 2**20], "more than .* entries"),
+        ("arange.default", [1e15], "more than .* entries"),
+        ("arange.start_step", [0, 2**24, 1e-9], "more than .* entries"),
+        ("arange.default", [], "its arguments are none that it takes"),
+        ("one_hot.default", [{"x": 0}, 2**40], "is larger than"),
+    ],
+)
+def test_a_result_larger_than_any_is_refused(spec, op, args, words):
+    def put(graph):
+        graph["training"][0] = {"op": op, "args": args}
+
+    with pytest.raises(ValueError, match=f"training, node 0 .*{words}"):
+        make_family(with_change(spec, put))
+
+
 def test_constants_come_back_to_the_bit():
     for tensor in (
         torch.randn(3, 4),

@@ -24,11 +24,13 @@ HALVES = {  # what is kept where every group is cut to a half
     "Named": {},
     "Spare": {"first": 8, "second": 12},
     "Spectral": {},
+    "Counted": {"first": 8, "second": 12},
+    "NamedAsNodes": {"first": 8, "second": 12},
 }
 
 
 def family_of(name, **more):
-    tokens = name == "Bags"
+    tokens = name in ("Bags", "LastOffset")
     shape = [6] if tokens else [1, 8, 8]
     return make_family({"name": f"own_kinds:{name}", "input_shape": shape, "classes": 7, "tokens": tokens} | more)
 
@@ -72,6 +74,19 @@ def test_a_running_mean_of_ones_own_is_moved_as_in_the_module():
     assert not torch.equal(module.mean, weights["mean"])
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_that_drops_in_both_modes_does_so_as_a_graph(training):
+    family = family_of("AlwaysDropping")
+    weights = lively(family)
+    module = own_kinds.AlwaysDropping(7).train(training)
+    module.load_state_dict(weights)
+    answers = []
+    for network in (with_weights(family, family.full(), weights).train(training), module):
+        torch.manual_seed(3)
+        answers.append(network(batch("AlwaysDropping")))
+    assert torch.equal(*answers)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -81,6 +96,10 @@ def test_a_running_mean_of_ones_own_is_moved_as_in_the_module():
         ("Double", r"Inputs are torch\.float32: make them what its weights are"),
         ("Assigned", r"an attribute that it changes \(write buffers by self\.mean\.copy_\(\.\.\.\)\)"),
         ("One", "answers with one tensor in a tuple, dict or the like"),
+        ("Backwards", r"torch\.arange at own_kinds\.py:\d+ counts examples in fractions or backwards"),
+        ("Fractions", r"torch\.arange at own_kinds\.py:\d+ counts examples in fractions or backwards"),
+        ("Imaginary", r"computes with the number 1j, and a graph holds no complex ones"),
+        ("LastOffset", "its graph does not take a batch of 3"),
     ],
 )
 def test_what_cannot_travel_is_said_before_round_1(name, words):
