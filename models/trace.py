@@ -46,11 +46,11 @@ from wildflower.models.cost import (
 from wildflower.models.network import Network
 from wildflower.models.skeleton import parameters_without_memory
 from wildflower.plugins.draws import same_draws
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError
 
 aten = torch.ops.aten
 BY_ONEDNN = (torch.float32, torch.bfloat16)  # types of convolutions that it computes
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 def _recurrent_flops(inputs: Sequence[int], of_inputs: Sequence[int], of_states: Sequence[int]) -> int:

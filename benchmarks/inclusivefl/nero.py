@@ -10,21 +10,19 @@ into words by spaces; those of the other sets were not, and are left out.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field
 
+from wildflower.plugins.flower_log import log
 from wildflower.tasks.data import DataSet, find_file, installed_data
 from wildflower.tasks.hub import existing_folder
 from wildflower.tasks.rows import lines_of
 from wildflower.tasks.task import Kind
 from wildflower.tasks.texts import held_out
 from wildflower.tasks.tokens import TextArguments, Texts, joined, make_text_data_set, tokenized_once
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 FILE = "annotation_results.txt"
 

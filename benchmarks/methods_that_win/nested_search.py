@@ -6,7 +6,6 @@ Experiments of this folder find the file beside them. It has model search's sett
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -23,6 +22,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS
 from wildflower.models.cost import Cost
 from wildflower.models.network import Network
+from wildflower.plugins.flower_log import log
 from wildflower.strategies.fitted_levels import below, fitted_levels
 from wildflower.strategies.fleet_search import fleet_options
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Selection, Setup, State
@@ -33,8 +33,6 @@ from wildflower.strategies.params import CountOrZero, Params
 from wildflower.strategies.pricing import Means
 from wildflower.strategies.shared_losses import Loss
 from wildflower.strategies.submodel import CandidateMethod
-
-log = logging.getLogger("flwr")  # what Flower's own log is called
 
 # The client step ------------------------------------------------------------------------------------------------------
 

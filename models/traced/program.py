@@ -23,7 +23,7 @@ from wildflower.models.traced.graph import (
     Size,
     StateTensor,
 )
-from wildflower.models.traced.operators import operator_named
+from wildflower.models.traced.guarded import function_named
 
 STATISTICS = ("running_mean", "running_var")
 INPUT = -1  # the register of the input
@@ -289,7 +289,7 @@ class Program(Network):
             # name has spaces. In evaluation, where modules draw nothing, it stays an operator.
             module = self._modules.setdefault(f"dropout of node {number}", nn.Dropout(float(node.args[1])))  # type: ignore[assignment]
             return _Step(module, number, [None], registers=[(0, self._value(node.args[0], places).number)])
-        step = _Step(operator.getitem if node.op == GETITEM else operator_named(node.op), number)
+        step = _Step(operator.getitem if node.op == GETITEM else function_named(node.op), number)
         keys: list[int | str] = [*range(len(node.args)), *node.kwargs]
         for key, given in zip(keys, (*node.args, *node.kwargs.values()), strict=True):
             value = self._value(given, places)

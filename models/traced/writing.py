@@ -263,15 +263,7 @@ class Written:
             key = "shape" if "shape" in given else "size"
             given[key] = [self._argument(layout) for layout in self.found.of(node)]
         elif name == "arange" and self.found.is_batch(self.found.of(node)[0]):
-            start, step = given.get("start", 0), given.get("step", 1)
-            if start != int(start) or step != int(step) or start < 0 or step < 0:
-                raise PluginError(
-                    f"torch.arange at {place_in_code(node)} counts examples in fractions or backwards: take "
-                    "torch.arange(x.shape[0]) and compute with it, as in 0.5 * torch.arange(x.shape[0])"
-                )
-            start, step, dtype = int(start), int(step), node.meta["val"].dtype
-            stop, options = {"s": [[step, BATCH], [start]]}, {"dtype": dtype, "device": given["device"]}
-            return torch.ops.aten.arange.start_step, {"start": start, "end": stop, "step": step, **options}
+            return torch.ops.aten.arange.start_step, _examples_counted(node, given)
         elif name in ("repeat", "tile"):
             key = "repeats" if name == "repeat" else "dims"
             before, times = self.found.of(given["self"]), list(given[key])
@@ -342,6 +334,19 @@ def _as_argument(size: Size) -> Any:
 
 def _has_node(value: Any) -> bool:
     return isinstance(value, Node | dict) or (isinstance(value, list | tuple) and any(map(_has_node, value)))
+
+
+def _examples_counted(node: Node, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments by which `arange` counts as many examples as a batch has."""
+    start, step = given.get("start", 0), given.get("step", 1)
+    if start != int(start) or step != int(step) or start < 0 or step < 0:
+        raise PluginError(
+            f"torch.arange at {place_in_code(node)} counts examples in fractions, backwards or from below 0: take "
+            "torch.arange(x.shape[0]) and compute with it, as in 0.5 * torch.arange(x.shape[0])"
+        )
+    start, step = int(start), int(step)
+    stop, dtype = {"s": [[step, BATCH], [start]]}, node.meta["val"].dtype
+    return {"start": start, "end": stop, "step": step, "dtype": dtype, "device": given["device"]}
 
 
 def _encoded(value: Any, numbers: dict[Node, dict[str, Any]]) -> Any:

@@ -11,6 +11,7 @@ import torch
 
 from wildflower.models.family import make_family
 from wildflower.models.traced.graph import Constant, read_graph
+from wildflower.models.traced.guarded import function_named
 from wildflower.models.traced.operators import ALLOWED, operator_named
 
 SPEC = {"name": "own_traced:Dense", "input_shape": [1, 8, 8], "classes": 7}
@@ -144,6 +145,34 @@ def test_constants_come_back_to_the_bit():
     wrong = Constant.of(torch.arange(5)).model_copy(update={"shape": [6]})
     with pytest.raises(ValueError, match="has 40 bytes, not 48"):
         wrong.tensor()
+
+
+def test_offsets_do_not_lead_out_of_a_bags_indices():
+    table, indices = torch.rand(20, 4), torch.arange(10)
+    for op in ("embedding_bag.default", "embedding_bag.padding_idx"):
+        more = [False, 0, False, None, False, None] if op.endswith("x") else []
+        bag, plain = function_named(op), operator_named(op)
+        fine = torch.tensor([0, 3, 3, 8])
+        assert torch.equal(bag(table, indices, fine, *more)[0], plain(table, indices, fine, *more)[0])
+        outside = bag(table, indices, torch.tensor([0, -3, 99]), *more)[0]
+        assert torch.equal(outside, plain(table, indices, torch.tensor([0, 0, 10]), *more)[0])
+
+
+def test_shapes_that_pytorch_does_not_check_are_checked():
+    weights = [torch.rand(shape) for shape in ((20, 4), (20, 5), (20,), (20,))]
+    rest = (True, 1, 0.0, False, False, True)
+    states = [torch.rand(1, 3, 5)] * 2
+    lstm = function_named("lstm.input")
+    assert lstm(torch.rand(3, 2, 4), states, weights, *rest)[0].shape == (3, 2, 5)
+    wrong = [(states, [weight[:8] for weight in weights]), ([torch.rand(1, 1, 5)] * 2, weights)]
+    wrong.append((states, [*weights[:2], torch.rand(1), torch.rand(1)]))
+    for hx, params in wrong:
+        with pytest.raises(ValueError, match="lstm: its weights or states are not those of 1 layers of 5 channels"):
+            lstm(torch.rand(3, 2, 4), hx, params, *rest)
+    norm = function_named("_weight_norm.default")
+    assert norm(torch.rand(6, 3), torch.rand(6, 1), 0).shape == (6, 3)
+    with pytest.raises(ValueError, match="1 lengths are not those of dimension 0"):
+        norm(torch.rand(6, 3), torch.rand(1, 1), 0)
 
 
 def test_all_operators_are_pytorchs():
