@@ -563,6 +563,7 @@ def test_a_node_sends_hostile_replies(nodes, note):
     flag.touch()
     lost = run.wait_for_device(2, len(before), False)
     assert lost.outcome.startswith("refused: ")
+    run.wait_for_round(lost.round)  # devices' lines are written before those of their round
     assert run.rounds()[lost.round - 1].server_seconds["absorb"] < 1
     wait_for(
         "the node is quarantined", lambda: f"Node {lost.node} (node-2) is quarantined" in run.log(), LONGEST_SECONDS
