@@ -197,9 +197,17 @@ def _forget_old_runs(state_dir: Path) -> None:
     By their order and not by their age, because a board's clock may be wrong by years.
     """
     last: dict[Path, int] = {}
-    for path in state_dir.glob("*/device-*"):
+    for run in state_dir.glob("*"):
         with suppress(FileNotFoundError):  # other workers of this machine add and remove folders meanwhile
-            last[path.parent] = max(last.get(path.parent, 0), path.stat().st_mtime_ns)
+            if times := [_changed_ns(path) for path in run.glob("device-*")]:
+                last[run] = max(times)
     for run in sorted(last, key=lambda run: last[run])[: 1 - KEPT_RUNS]:
         log.info("%s: what this device kept of an old run is removed", run)
         shutil.rmtree(run, ignore_errors=True)
+
+
+def _changed_ns(path: Path) -> int:
+    """Return when a folder was changed last; 0 where it is gone."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0

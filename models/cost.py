@@ -246,7 +246,7 @@ def unfolded_copies(
 
     Each position of the result is unfolded to the entries that the kernel reads. Results of groups are put together.
 
-    first: None forward; backward whether no gradient of its input is asked for.
+    first: None in the forward pass; in the backward pass, whether no gradient of the input is asked for.
     """
     made = prod(result) if first is None else 0 if first else prod(inputs)
     pieces = made if inputs[1] != weight[1] else 0

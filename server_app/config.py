@@ -1,7 +1,7 @@
 """The run configuration: one typed, validated model of every key.
 
 The same kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml, in an experiment file and in `--set`. Keys
-that belong together are a table, and so are a method's own: `dp.epsilon`, `fedprox.mu`. Every setting stands once: as a
+that belong together are a table, such as `dp.epsilon`, and so are a method's own. Every setting stands once: as a
 field here, of a group (`key_groups.py`) or of a method's `Params`, with its default, its bounds and what it is. All
 else that shows settings is made from these.
 """

@@ -37,7 +37,7 @@ GROWING = CREATION | CONSTANT | POOLING | FOURIER
 GROWING |= {"broadcast_to", "col2im", "constant_pad_nd", "expand", "max_unpool1d", "max_unpool2d", "normal", "pad"}
 GROWING |= {"repeat", "replication_pad1d", "replication_pad2d", "replication_pad3d", "tile"}
 FILLING = ELEMENTWISE | SAME | CREATION | {"masked_fill", "constant_pad_nd", "pad"}
-# Of those whose results grow with numbers that are in no list: how many entries they have at least.
+# The least entries of a result, for operators whose result grows with a single number and not with a list of sizes.
 ENTRIES: Mapping[str, Callable[..., float]] = {
     "arange": lambda end, start=0, step=1: abs((end - start) / (step or 1)),
     "eye": lambda n, m=None: n * (n if m is None else m),

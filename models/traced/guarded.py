@@ -21,7 +21,7 @@ def function_named(text: str) -> Callable[..., Any]:
 def _bag(
     operator: Callable[..., Any], weight: Tensor, indices: Tensor, offsets: Tensor, *more: Any, **options: Any
 ) -> Any:
-    """PyTorch checks the first and the last offset; those between them do not lead out of the indices here either."""
+    """Keep all offsets within the indices: PyTorch checks only the first and the last."""
     return operator(weight, indices, offsets.clamp(0, len(indices)).cummax(0).values, *more, **options)
 
 

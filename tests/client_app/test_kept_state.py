@@ -215,6 +215,17 @@ def test_the_folder_of_what_is_frozen_is_synced_once_for_all_tensors_and_once_fo
     assert path.read_bytes() == b"b" * 4
 
 
+def test_a_folder_that_goes_while_old_runs_are_looked_for_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_state, "KEPT_RUNS", 2)
+    for number in (1, 2):
+        DeviceState(str(tmp_path), f"run-{number}", 0).save("w", 1, {"w": torch.ones(2)})
+    os.utime(tmp_path / "run-1" / "device-0", ns=(1, 1))
+    (tmp_path / "run-2" / "device-1").symlink_to(tmp_path / "gone")  # found in its folder, and not there
+    DeviceState(str(tmp_path), "run-3", 0).save("w", 1, {"w": torch.ones(2)})
+    assert (tmp_path / "run-3" / "device-0").exists()
+    assert not (tmp_path / "run-1").exists()
+
+
 def test_of_many_runs_a_device_keeps_the_newest(tmp_path, monkeypatch):
     monkeypatch.setattr(client_state, "KEPT_RUNS", 3)
     (tmp_path / "model").mkdir()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 def raised_as(
     kind: type[Exception], begin: str, caught: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> Iterator[None]:
-    """Raise what a `with` block raises as an error of this kind, whose text begins with where that was."""
+    """Turn an error of a `with` block into one of this kind, with words in front of its text."""
     try:
         yield
     except caught as error:
