@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-thorough test-all test-compose test-guides test-nights test-arm64 test-gpu lint figures docs wheel release clean
+.PHONY: setup demo test test-thorough test-all test-compose test-processes test-containers test-guides test-nights test-arm64 test-gpu lint figures docs wheel release clean
 
 setup: $(VENV)/installed
 
@@ -54,8 +54,12 @@ test-all: test test-thorough
 
 # Real nodes: as processes of this machine, with every fault of the table in benchmarks/trust, then real containers,
 # networks and faults; needs docker, compose, root to fill disks, and where no image can be pulled debootstrap.
-test-compose: setup
+test-compose: test-processes test-containers
+
+test-processes: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst tests/compose/processes.py tests/compose/your_devices.py tests/compose/recovery.py $(PYTEST_ARGS)
+
+test-containers: setup
 	$(BIN)/pytest --exitfirst tests/compose/faults.py $(PYTEST_ARGS)
 
 # Longer ones with the same needs: devices whose data lie in volumes of their own, and two guides typed as written.
