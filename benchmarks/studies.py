@@ -29,8 +29,9 @@ from benchmarks.tables import markdown, write_between
 from wildflower.launch.experiment_file import SettingsError, beside
 from wildflower.launch.forked_server import ONE_THREAD
 from wildflower.launch.superlink import stop_signals_interrupt
-from wildflower.launch.sweeps import Planned, Row, SweepRequest, sweep
+from wildflower.launch.sweeps import Row, SweepRequest, sweep
 from wildflower.launch.terminal import terminal
+from wildflower.launch.together import Planned
 from wildflower.server_app.run_folder import JournalError
 from wildflower.server_app.whole_files import file_written_whole
 

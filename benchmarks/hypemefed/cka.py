@@ -25,7 +25,7 @@ from benchmarks.tables import markdown, write_between
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.models.architecture import Architecture
 from wildflower.models.network import Network
-from wildflower.rounds.budgets import budget_in_round
+from wildflower.rounds.asking import budget_in_round
 from wildflower.rounds.requests import seed_of
 from wildflower.strategies.method import Order
 from wildflower.strategies.submodel import SubModelMethod

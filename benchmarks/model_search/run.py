@@ -1,6 +1,8 @@
 """The methods of the model-search paper's table, on twins of its settings that run on two cores.
 
-    python -m benchmarks.model_search.run resnet|vit|bert|readings [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+    python -m benchmarks.model_search.run STUDY [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+
+STUDY is resnet, vit, bert, readings or readings-resnet.
 
 Needs the link traces in ../shared/traces, beside the project's folder.
 """
@@ -115,17 +117,20 @@ def methods_of(twin: str) -> dict[str, list[str]]:
     }
 
 
-def readings() -> dict[str, list[str]]:
+def readings(*search: str) -> dict[str, list[str]]:
     """The search without distillation and with each reading of Eq. 2 (docs/methods/distillation.md)."""
-    plain = [f"fleet={HERE / 'vit-fleet.toml'}", *SEARCH]
     five_steps = ["distillation.steps=5", "distillation.batch-size=16"]
     names = ("students", "frozen-teacher", "live-teacher")
-    return {"none": plain} | {name: [*plain, *five_steps, f"distillation.reading={name}"] for name in names}
+    return {"none": [*search, "distillation.steps=0"]} | {
+        name: [*search, *five_steps, f"distillation.reading={name}"] for name in names
+    }
 
 
 STUDIES = [
     *(Study(HERE / f"{twin}.toml", methods_of(twin), target="smallest", once=ONCE, tiers=False) for twin in TWINS),
-    Study(HERE / "readings.toml", readings(), tiers=False),
+    Study(HERE / "readings.toml", readings(f"fleet={HERE / 'vit-fleet.toml'}", *SEARCH), tiers=False),
+    # The paper's own search: pool, plain loss and running statistics.
+    Study(HERE / "readings-resnet.toml", readings("strategy=model-search"), tiers=False),
 ]
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wildflower.launch.experiment_file import toml, write_toml
+from wildflower.launch.experiment_file import write_toml
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
 from wildflower.models.supernet import Supernet
+from wildflower.server_app.inline_tables import to_toml
 from wildflower.strategies.rafl import RaFLParams
 from wildflower.strategies.supernet_training import (
     CALIBRATION_BATCHES,
@@ -108,7 +109,10 @@ def once_for_all(folder: Path, family: dict[str, Any], seed: int, steps: int = S
     file = folder / f"supernet-{seed}.safetensors"
     if not file.exists():
         digits = write_digits(folder / "digits")
-        name, arguments = family["name"], ", ".join(f"{key} = {toml(family[key])}" for key in family if key != "name")
+        name, arguments = (
+            family["name"],
+            ", ".join(f"{key} = {to_toml(family[key])}" for key in family if key != "name"),
+        )
         experiment = {"task": "npz", "data-dir": str(digits), "family": name, "family-arguments": arguments}
         experiment |= {"seed": seed, "optimizer": TRAINING.optimizer, "batch-size": TRAINING.batch_size}
         experiment |= {"learning-rate": TRAINING.learning_rate, "momentum": TRAINING.momentum, "weight-decay": 0.0}

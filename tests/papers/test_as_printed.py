@@ -104,6 +104,12 @@ def test_hypemefeds_other_experiments():
     ten = first("hypemefed/figure-14")
     assert (groups(ten), ten.task) == ([5] * 10, "fashion-mnist")
     assert groups(first("hypemefed/figure-15")) == [4, 4, 4]
+    # Weak, moderate and ample boards have the models of the other experiments' three groups (section 5.5).
+    payloads = [
+        [group["payload"] for group in tomllib.loads(Path(first(f"hypemefed/{name}").fleet).read_text())["group"]]
+        for name in ("figure-15", "figure-7-unimib")
+    ]
+    assert payloads[0] == payloads[1]
     assert first("hypemefed/figure-13").task == "cifar100"
 
 

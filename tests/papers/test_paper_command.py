@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from wildflower.cli.command import app
-from wildflower.papers.catalog import entries
+from wildflower.launch.experiment_file import beside
+from wildflower.launch.sweeps import plan
+from wildflower.papers.catalog import entries, entry
 from wildflower.server_app.run_folder import read_summary
 
 PAGE = Path("docs/paper-experiments.md").read_text()
@@ -71,6 +73,37 @@ def test_a_copy_is_all_that_its_command_needs(tmp_path, monkeypatch):
     assert "is there: name another folder" in again.output
 
 
+# One whose rows have no fleet of their own, and of each paper with such rows one.
+SOME = (
+    "hypemefed/figure-14",
+    "hypemefed/figure-15",
+    "inclusivefl/table-2-rte",
+    "rafl/table-1-cifar100",
+    "recipfl/figure-5-weak",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one.name, marks=() if one.name in SOME else pytest.mark.thorough) for one in entries()],
+)
+def test_runs_of_all_rows_can_be_started(name, tmp_path, monkeypatch):
+    planned = []
+
+    def plan_alone(request, html):
+        with beside(request.experiment):
+            planned.extend(plan(request))
+
+    monkeypatch.setattr("wildflower.cli.paper_command.do_sweep", plan_alone)
+    result = invoked(["paper", name, "--tiny"], tmp_path, monkeypatch)
+    assert result.exit_code == 0, result.output
+    rows = entry(name).methods()
+    assert [run.row for run in planned] == [row.name for row in rows]
+    for run, row in zip(planned, rows, strict=True):
+        own = [text for text in row.overrides if text.startswith("fleet=")] or entry(name).settings()
+        assert [text for text in run.overrides if text.startswith("fleet=")][-1:] == own
+
+
 def test_data_that_are_not_there_are_named_with_the_way_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "empty").mkdir()
@@ -78,6 +111,40 @@ def test_data_that_are_not_there_are_named_with_the_way_to_get_them(tmp_path, mo
     result = invoked(["paper", "recipfl/table-3-cifar10-width", *options], tmp_path, monkeypatch)
     assert result.exit_code == 1
     assert "expected parquet files such as train-00000-of-00001.parquet" in result.output
+
+
+def test_the_name_of_a_paper_lists_its_experiments(tmp_path, monkeypatch):
+    listed = invoked(["paper", "rafl"], tmp_path, monkeypatch)
+    assert listed.exit_code == 0
+    found = re.findall(r"(\w+)/(?:table|figure)-", listed.output)
+    assert len(found) == sum(one.name.startswith("rafl/") for one in entries())
+    assert set(found) == {"rafl"}
+
+
+@pytest.mark.parametrize("name", ["recipfl/table-2", "recipfl/x"])
+def test_an_unknown_table_of_a_paper_names_what_lists_its_own(name, tmp_path, monkeypatch):
+    result = invoked(["paper", name, "--tiny"], tmp_path, monkeypatch)
+    assert result.exit_code == 1
+    assert "`wildflower paper recipfl` lists that paper's" in " ".join(result.output.split())
+    assert "rafl/" not in result.output
+
+
+@pytest.mark.parametrize("arguments", [["recipfl/table-3"], ["recipfl", "--row", "heterofl"], ["rec"]])
+def test_what_would_run_an_experiment_that_is_cut_off_fails(arguments, tmp_path, monkeypatch):
+    result = invoked(["paper", *arguments], tmp_path, monkeypatch)
+    assert result.exit_code == 1
+    assert "that begin so: recipfl/table-3-cifar10-depth" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("options", [["--tiny"], ["--row", "heterofl"]])
+def test_options_without_an_experiment_are_told_what_lists_them(options, tmp_path, monkeypatch):
+    result = invoked(["paper", *options], tmp_path, monkeypatch)
+    assert result.exit_code == 2
+    assert "name an experiment" in result.output
+
+
+def test_the_help_says_what_the_argument_is(tmp_path, monkeypatch):
+    assert "recipfl/table-3-mnist" in invoked(["paper", "--help"], tmp_path, monkeypatch).output
 
 
 @pytest.mark.parametrize("options", [["--row", "recipf"], ["--plan", "--row", "recipf"]])

@@ -1,5 +1,6 @@
 """`wildflower paper`."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -13,7 +14,10 @@ from wildflower.cli.sweep import do_sweep
 def paper(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[PAPER/TABLE]", help="Such as recipfl/table-3-mnist; without, all are listed."),
+        typer.Argument(
+            metavar="[PAPER/TABLE]",
+            help="Such as recipfl/table-3-mnist; recipfl alone lists that paper's, and nothing lists all.",
+        ),
     ] = None,
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Run it in a minute: two rounds of three devices, on data that are made.")
@@ -50,9 +54,12 @@ def paper(
     from wildflower.papers import catalog
 
     console = terminal()
-    if name is None:
-        print_table(("experiment", "what", "data"), [(one.name, one.what, one.data) for one in catalog.entries()])
+    listed = [one for one in catalog.entries() if name in (None, one.name.partition("/")[0])]
+    if listed and not (tiny or plan or copy or about or rows or overrides or folder or html):
+        print_table(("experiment", "what", "data"), [(one.name, one.what, one.data) for one in listed])
         return
+    if name is None:
+        raise typer.BadParameter("name an experiment; `wildflower paper` lists all", param_hint="PAPER/TABLE")
     one = catalog.entry(name)
     methods = papers.chosen(one, rows or [])
     if copy is not None:
@@ -74,8 +81,11 @@ def paper(
             # Made data and the runs on them must not be taken for the experiment's own.
             methods = [Row(row.name, (*row.overrides, *catalog.tiny(one, row, Path(data)))) for row in methods]
             seeds, grid = "1", {}
+        if not any(text.startswith("fleet=") for text in overrides or []):
+            # In each row: some rows have a fleet of their own.
+            methods = [replace(row, overrides=(*one.settings(), *row.overrides)) for row in methods]
         runs = folder or Path("runs") / (one.name.replace("/", "-") + ("-tiny" if tiny else ""))
-        settings = [*one.settings(), *(overrides or [])]
-        do_sweep(
-            SweepRequest(one.experiment_file, settings, runs.absolute(), parse_seeds(seeds), methods, grid, jobs), html
+        request = SweepRequest(
+            one.experiment_file, overrides or [], runs.absolute(), parse_seeds(seeds), methods, grid, jobs
         )
+        do_sweep(request, html)

@@ -146,8 +146,11 @@ def entry(name: str) -> Entry:
     begun = [other for other in known if other.startswith(name)]
     if begun:
         raise SettingsError(f"there is no experiment {name!r}, but {len(begun)} that begin so: {', '.join(begun)}")
-    meant = did_you_mean(name, known) or "`wildflower paper` lists all"
-    raise SettingsError(f"there is no experiment {name!r}: {meant}")
+    paper = name.partition("/")[0]
+    of_paper = [other for other in known if other.partition("/")[0] == paper]
+    told = f"`wildflower paper {paper}` lists that paper's" if of_paper else "`wildflower paper` lists all"
+    meant = did_you_mean(name, of_paper or known)
+    raise SettingsError(f"there is no experiment {name!r}: {meant + ' ' if meant else ''}{told}")
 
 
 def tiny(one: Entry, row: Row, folder: Path) -> list[str]:

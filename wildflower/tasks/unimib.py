@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from wildflower.plugins.extras import needed
 from wildflower.tasks.data import (
     Data,
     DataSet,
@@ -20,7 +21,26 @@ from wildflower.tasks.data import (
     stratified_test,
 )
 from wildflower.tasks.hub import existing_folder
-from wildflower.tasks.mat import read_mat
+
+
+def read_mat(file: Path, name: str) -> np.ndarray:
+    """Return the array `name` of a .mat file.
+
+    MissingExtraError where SciPy is not installed, ValueError for a file that is no whole .mat file of version 5 or 7
+    or holds no numbers of that name.
+    """
+    with needed("scipy", f"reading {file}"):
+        from scipy.io import loadmat
+    try:
+        found = loadmat(file)
+    except Exception as error:  # a broken file fails wherever the reader happens to be in it
+        raise ValueError(f"{file}: no whole .mat file of version 5 or 7 ({error}); fetch it again") from error
+    array = found.get(name)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "uif":
+        names = ", ".join(key for key in found if not key.startswith("__")) or "nothing"
+        raise ValueError(f"{file}: holds {names}, but no numbers called '{name}'")
+    return array
+
 
 AXES, WINDOW = 3, 151
 IMAGE = (1, 18, 25)
