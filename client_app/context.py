@@ -22,7 +22,7 @@ from wildflower.client_app.kept_state import DeviceState
 from wildflower.client_app.limits import Refusal, limits_of
 from wildflower.client_app.memory import MemoryMeter, memory_limit, touched_bytes
 from wildflower.client_app.rounding import LOST_ON_THE_WIRE, Lost, encoded_changes
-from wildflower.client_app.side_by_side import Asked, alone, tell
+from wildflower.client_app.side_by_side import Asked, alone
 from wildflower.messages.encoding import Wire, decode, encode, restored
 from wildflower.messages.frozen_parts import read_part
 from wildflower.messages.orders import LocalTraining, ModelOrder, WorkOrder
@@ -33,7 +33,8 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters, with_weights
-from wildflower.plugins.flower_log import log
+from wildflower.plugins.flower_log import log, tell
+from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep
 from wildflower.strategies.shared_losses import Loss, Regularizer
@@ -66,12 +67,14 @@ class Workplace:
         board: socket of the trainer that has the board's GPU (`wildflower.client_app.board_gpu`), where the node has
             one. Losses that it cannot compute are trained on `device`, and the log says so.
         ask: trains a model on `device`, in place, and returns its mean loss, or scores it.
+        captures: on a GPU, steps may be captured once for many devices (`wildflower.client_app.captured_step`).
     """
 
     device: torch.device
     available_bytes: int | None = None
     board: Path | None = None
     ask: Callable[[Asked], Any] = alone
+    captures: bool = False
 
 
 class DeviceContext:
@@ -108,10 +111,9 @@ class DeviceContext:
         wire: Wire = "float32",
     ) -> None:
         self.order, self.client_step, self.family, self.training = order, local, family, training
-        try:
+        with raised_as(Refusal, f"device {order.device}: its data do not fit: ", UnfitError):
             self.task = _fitting(task, order.device, family)
-        except UnfitError as error:
-            raise Refusal(f"device {order.device}: its data do not fit: {error}") from error
+        self._has_own_task = self.task is not task  # and so a loss of its own
         self.place, self.device, self.wire = place, place.device, wire
         self.architecture = Architecture.from_json(order.architecture)
         family.validate(self.architecture)
@@ -377,9 +379,18 @@ class DeviceContext:
                 new_statistics=new_statistics,
                 rate=rate,
                 factors={name: factor.to(self.device) for name, factor in factors.items()},
+                **self._captured_as(),
             )
         )
         return mean_loss
+
+    def _captured_as(self) -> dict[str, Any]:
+        """Return what `Fit` has of a training whose steps may be captured; nothing of another."""
+        if not self.place.captures or self._has_own_task:
+            return {}
+        order = self.order
+        kind = (order.client_step.name, self.client_step, self.family, self.architecture, order.frozen)
+        return {"kind": kind, "memory_bytes": order.predicted_memory_bytes}
 
     def _say_cpu(self, why: str) -> None:
         name = self.order.client_step.name

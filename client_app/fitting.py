@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,9 @@ class Fit:
         new_statistics: as of `wildflower.strategies.method.ClientContext.fit`.
         rate: how many times the run's learning rate the model is trained with.
         factors: as of `wildflower.strategies.method.ClientContext.fit`.
+        kind: the client step's name first, what trainings have in common whose losses compute the same of their tensors
+            and batches; None: they are not replayed (`wildflower.client_app.captured_step`).
+        memory_bytes: what the training is predicted to take.
     """
 
     model: Network
@@ -45,6 +48,8 @@ class Fit:
     new_statistics: bool = False
     rate: float = 1.0
     factors: Mapping[str, Tensor] = field(default_factory=dict)
+    kind: tuple[Hashable, ...] | None = None
+    memory_bytes: int = 0
 
     @property
     def batches(self) -> int:

@@ -8,7 +8,6 @@ in an evaluation.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -18,14 +17,15 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from wildflower.client_app.captured_step import fit_in_turn
 from wildflower.client_app.chance import draws, set_draws
 from wildflower.client_app.fitting import Fit
 from wildflower.client_app.memory import is_out_of_memory
 from wildflower.client_app.stack import RowError, fit_stacked, score_stacked
 from wildflower.devices.probe import probe_machine
+from wildflower.plugins.flower_log import tell
 from wildflower.tasks.scoring import Scoring
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
 T = TypeVar("T")
 Asked = Fit | Scoring
 Work = Callable[[Callable[[Any], Any]], T]  # is given what trains or scores a model
@@ -42,13 +42,12 @@ class _Pace:
 
 LEAST_MEASURED = 4  # of a kind, to train some in turn and some at once
 MOST_FOUND = 64  # devices at once where no number was asked for
-_told: set[str] = set()  # what this process has said already
 _paces: dict[Hashable, _Pace] = {}
 
 
 def alone(asked: Asked) -> Any:
     """Do a training or a score by itself."""
-    return asked.alone()
+    return fit_in_turn(asked) if isinstance(asked, Fit) else asked.alone()
 
 
 class _Work(threading.Thread, Generic[T]):
@@ -94,7 +93,7 @@ class _Work(threading.Thread, Generic[T]):
         """Do by itself what it waits for."""
         set_draws(self.draws, asked.device)
         try:
-            self.found = asked.alone()
+            self.found = alone(asked)
         except Exception as error:
             self.found = error
         self.draws = draws(asked.device)
@@ -189,9 +188,11 @@ def _in_turn(waiting: list[tuple[_Work[T], Asked]]) -> None:
 
 
 def _seconds(do: Callable[[], None]) -> float:
-    started = time.perf_counter()
+    # A processor is shared with others, whose work says nothing of a way; a GPU's work is none of this process's.
+    clock = time.perf_counter if torch.cuda.is_initialized() else time.process_time
+    started = clock()
     do()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def _steps(waiting: list[tuple[_Work[T], Asked]]) -> int:
@@ -207,10 +208,3 @@ def number_at_once(device: torch.device, each_bytes: int, beside_bytes: int) -> 
     free_bytes = probe_machine().memory_available_bytes if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     # Other workers share the machine.
     return max(1, min(MOST_FOUND, int((free_bytes / 2 - beside_bytes) / max(1, each_bytes))))
-
-
-def tell(words: str) -> None:
-    """Warn, once in this process."""
-    if words not in _told:
-        _told.add(words)
-        log.warning("%s", words)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -32,6 +33,24 @@ from wildflower.tasks.scoring import Scored, Scoring, add_up, score_outputs
 
 class InTurn(Exception):
     """These trainings cannot be done at once; the text says why."""
+
+
+def _recurrent(layer: Callable[..., Any], *arguments: Any) -> Any:
+    """Return a recurrent layer's results by the operators that it is made of, which have rules for a stack."""
+    dropout, trains = arguments[5:7]
+    if dropout and trains:
+        raise InTurn("a recurrent layer with dropout draws at random")
+    return layer(*arguments)
+
+
+def _lstm(*_: Any) -> Any:
+    raise InTurn("an LSTM is one operator of oneDNN's, which has no form for a stack")
+
+
+_RULES = torch.library.Library("aten", "IMPL")
+for _operator in (torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input, torch.ops.aten.rnn_relu.input):
+    _RULES.impl(_operator, partial(_recurrent, decomposition_table[_operator]), "FuncTorchBatchedDecomposition")
+_RULES.impl(torch.ops.aten.lstm.input, _lstm, "FuncTorchBatchedDecomposition")
 
 
 class RowError(Exception):
@@ -107,7 +126,7 @@ class _Rows:
     def __init__(self, fits: Sequence[Fit], drawn: Sequence[Tensor]) -> None:
         losses = [_pure(fit) for fit in fits]
         self.fits, self.first, self.loss = fits, fits[0], losses[0]
-        if any(loss.task is not self.loss.task for loss in losses):
+        if not all(loss.task.asks_the_same(self.loss.task) for loss in losses):
             raise InTurn("devices have tasks of their own")
         if self.first.new_statistics:
             raise InTurn("batch norm's statistics begin as a mean over the first batches")

@@ -200,14 +200,18 @@ def forward_copies(
     result: Sequence[int],
     *,
     transposed: bool = False,
+    copied: bool = False,
     entry_bytes: int = FLOAT_BYTES,
 ) -> int:
-    """Return the bytes that a convolution of these shapes holds while it runs forward, its result included."""
+    """Return the bytes that a convolution of these shapes holds while it runs forward, its result included.
+
+    copied: its input is made dense first.
+    """
     # Few input channels are read as they are: in the forward pass below one block, for the weight's gradient images.
     read = 0 if inputs[1] < CHANNEL_BLOCK else _blocked_entries(inputs)
     copy = _blocked_entries(result)
     weight_copy = _copied_weight((result if transposed else inputs)[1], weight)
-    return entry_bytes * max(read + weight_copy + copy, copy + prod(result))
+    return entry_bytes * (copied * prod(inputs) + max(read + weight_copy + copy, copy + prod(result)))
 
 
 def backward_copies(
@@ -219,11 +223,13 @@ def backward_copies(
     first: bool,
     bias: bool,
     transposed: bool = False,
+    copied: tuple[bool, bool] = (False, False),
     entry_bytes: int = FLOAT_BYTES,
 ) -> int:
     """Return the bytes that a convolution holds while it runs backward, the gradients that it returns included.
 
     first: no gradient of its input is asked for.
+    copied: whether the gradient of its result, and its input, are made dense first.
     """
     gradient = 0 if first else prod(inputs)
     image = 0 if inputs[1] <= 3 else _blocked_entries(inputs)
@@ -236,7 +242,7 @@ def backward_copies(
         layouts = 3 * gradient if strided else _blocked_entries(inputs) + gradient
         copies = _blocked_entries(result) + weight_copy
         held_bytes = max(held_bytes, entry_bytes * max(copies + _blocked_entries(inputs), layouts))
-    return held_bytes
+    return held_bytes + entry_bytes * (copied[0] * prod(result) + copied[1] * prod(inputs))
 
 
 def unfolded_copies(

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
@@ -50,6 +52,7 @@ from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError
 
 aten = torch.ops.aten
+TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)
 BY_ONEDNN = (torch.float32, torch.bfloat16)  # types of convolutions that it computes
 
 
@@ -367,7 +370,8 @@ def memory_inside(func: Any, args: Any, result: Any) -> tuple[Callable[..., int]
         inputs, weight = args[:2]
         if inputs.dtype not in BY_ONEDNN:
             return partial(unfolded_copies, first=None, entry_bytes=inputs.itemsize), (inputs, weight, result)
-        return partial(forward_copies, transposed=args[6], entry_bytes=inputs.itemsize), (inputs, weight, result)
+        options = {"transposed": args[6], "copied": not _is_dense(inputs)}
+        return partial(forward_copies, **options, entry_bytes=inputs.itemsize), (inputs, weight, result)
     if func is aten.convolution_backward.default:
         gradient, inputs, weight = args[:3]
         needs_input, _, bias = args[10]
@@ -375,10 +379,35 @@ def memory_inside(func: Any, args: Any, result: Any) -> tuple[Callable[..., int]
             counted = partial(unfolded_copies, first=not needs_input, entry_bytes=inputs.itemsize)
             return counted, (inputs, weight, gradient)
         options = {"strided": max(args[4]) > 1, "first": not needs_input, "bias": bias, "transposed": args[7]}
+        options["copied"] = (not _is_dense(gradient), not _is_dense(inputs))
         return partial(backward_copies, **options, entry_bytes=inputs.itemsize), args[:3]
+    if func in TRANSFORMS:
+        # Of several dimensions all but the last are transformed into a tensor of their own, which is copied again.
+        copies = 2 if func is aten._fft_c2r.default and len(args[1]) > 1 else int(not _are_rows(args[0], args[1]))
+        return partial(_with_copies, of=(copies * args[0].itemsize, result.itemsize)), (args[0], result)
+    if func is aten.bmm.default and any(tensor.is_conj() for tensor in args):
+        of = [tensor.itemsize * tensor.is_conj() for tensor in args]
+        return partial(_with_copies, of=(*of, result.itemsize)), (*args, result)
     if func is aten.mkldnn_rnn_layer_backward.default:
         return partial(recurrent_copies, entry_bytes=args[0].itemsize), (args[0], args[7])
     return None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Say whether oneDNN reads a tensor as it lies."""
+    return tensor.is_contiguous(memory_format=suggest_memory_format(tensor))
+
+
+def _are_rows(tensor: Tensor, transformed: Sequence[int]) -> bool:
+    """Say whether a Fourier transform of some dimensions reads a tensor as it lies: the others are like one."""
+    others = [d for d in range(tensor.dim()) if d not in transformed and tensor.shape[d] > 1]
+    others.sort(key=tensor.stride, reverse=True)
+    return all(tensor.stride(a) == tensor.shape[b] * tensor.stride(b) for a, b in pairwise(others))
+
+
+def _with_copies(*shapes: Sequence[int], of: Sequence[int]) -> int:
+    """Return the bytes of copies of some tensors and of a result, of so many bytes for each entry."""
+    return sum(each * math.prod(shape) for each, shape in zip(of, shapes, strict=True))
 
 
 def recurrent_workspace(states: Tensor) -> int:

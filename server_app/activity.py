@@ -2,9 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from wildflower.server_app.run_records import DeviceRecord
 from wildflower.server_app.summary import in_fleet_order
@@ -78,77 +77,68 @@ def _shares(record: DeviceRecord) -> dict[str, float]:
 
 @dataclass
 class Activity:
-    """The devices' training: rows are devices, or tiers where there are too many; columns are one or more rounds."""
+    """The devices' training: rows are devices, or tiers where there are too many; columns are one or more rounds.
 
-    rows: dict[int | str, Tally]
-    cells: dict[tuple[int | str, int], Tally]
+    Attributes:
+        rows, cells: by device, or with `by_tier` by tier; cells by column too.
+        by_tier_rows: of each tier, also where rows are devices.
+        asked, trained: the devices that were asked, and those that trained at least once.
+        tiers: of the devices that are known.
+        sizes: of the models that were trained in a column; of very many, with three digits.
+    """
+
     columns: int
     rounds_per_column: int
-    by_tier: bool
-    by_tier_rows: dict[str, Tally]  # of each tier, also where rows are devices
-    asked: list[int]  # the devices that were
-    tiers: dict[int, str]  # of the devices that are known
-    reasons: Counter[str]
-    devices: int  # how many different ones were asked
-    trained: int  # how many of them trained at least once
-    models: Tally
-    sizes: dict[int, Counter[int]]  # of the models that were trained in a column; of very many, with three digits
+    rows: dict[int | str, Tally] = field(default_factory=dict)
+    cells: dict[tuple[int | str, int], Tally] = field(default_factory=dict)
+    by_tier: bool = False
+    by_tier_rows: dict[str, Tally] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
+    tiers: dict[int, str] = field(default_factory=dict)
+    trained: set[int] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+    models: Tally = field(default_factory=Tally)
+    sizes: dict[int, Counter[int]] = field(default_factory=dict)
 
 
 def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
     """Read device records once, keeping sums only. Records beyond `rounds` belong to a round that never finished."""
     rounds_per_column = max(1, -(-rounds // MAX_COLUMNS))
-    columns = -(-rounds // rounds_per_column)
-    seen: dict[int, str] = {}
-    trained: set[int] = set()
-    reasons: Counter[str] = Counter()
-    models = Tally()
-    sizes: dict[int, Counter[int]] = {}
+    found = Activity(-(-rounds // rounds_per_column), rounds_per_column)
     rounded: dict[int, Counter[int]] = {}
     distinct: set[int] = set()
-    device_rows: dict[int | str, Tally] = {}
-    device_cells: dict[tuple[int | str, int], Tally] = {}
-    tier_rows: dict[str, Tally] = {}
     tier_cells: dict[tuple[int | str, int], Tally] = {}
-    by_tier = False
     for record in records:
         if record.round > rounds:
             continue
         tier = record.tier or "unknown"
         column = (record.round - 1) // rounds_per_column
-        seen[record.device] = tier
+        found.asked.add(record.device)
+        found.tiers[record.device] = tier
         if record.outcome_word == "trained":
-            trained.add(record.device)
+            found.trained.add(record.device)
         else:
             # Without their numbers, reasons are few and can be counted.
-            reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
-        models.add(record)
+            found.reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
+        found.models.add(record)
         if record.outcome_word == "trained" and record.parameters:
             # Of sizes with three digits there are few, however many architectures a search finds.
             rounded.setdefault(column, Counter())[int(float(f"{record.parameters:.2e}"))] += 1
             if len(distinct) <= MAX_SIZES:
                 distinct.add(record.parameters)
-                sizes.setdefault(column, Counter())[record.parameters] += 1
-        tier_rows.setdefault(tier, Tally()).add(record)
+                found.sizes.setdefault(column, Counter())[record.parameters] += 1
+        found.by_tier_rows.setdefault(tier, Tally()).add(record)
         tier_cells.setdefault((tier, column), Tally()).add(record)
-        if not by_tier:
-            device_rows.setdefault(record.device, Tally()).add(record)
-            device_cells.setdefault((record.device, column), Tally()).add(record)
-            by_tier = len(device_rows) > MAX_DEVICES or len(device_cells) > MAX_CELLS
-    tiers = {name: tier_rows[name] for name in in_fleet_order(seen.values(), seen)}
-    rows: Mapping[Any, Tally] = tiers if by_tier else {device: device_rows[device] for device in sorted(device_rows)}
-    return Activity(
-        rows=dict(rows),
-        cells=tier_cells if by_tier else device_cells,
-        columns=columns,
-        rounds_per_column=rounds_per_column,
-        by_tier=by_tier,
-        by_tier_rows=tiers,
-        asked=list(seen),
-        tiers=seen,
-        reasons=reasons,
-        devices=len(seen),
-        trained=len(trained),
-        models=models,
-        sizes=sizes if len(distinct) <= MAX_SIZES else rounded,
-    )
+        if not found.by_tier:
+            found.rows.setdefault(record.device, Tally()).add(record)
+            found.cells.setdefault((record.device, column), Tally()).add(record)
+            found.by_tier = len(found.rows) > MAX_DEVICES or len(found.cells) > MAX_CELLS
+    order = in_fleet_order(found.tiers.values(), found.tiers)
+    found.by_tier_rows = {name: found.by_tier_rows[name] for name in order}
+    if found.by_tier:
+        found.rows, found.cells = dict(found.by_tier_rows.items()), tier_cells
+    else:
+        found.rows = {device: found.rows[device] for device in sorted(found.asked)}
+    if len(distinct) > MAX_SIZES:
+        found.sizes = rounded
+    return found

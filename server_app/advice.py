@@ -16,7 +16,7 @@ from wildflower.server_app.compared_runs import (
     shortened,
     t_interval,
 )
-from wildflower.server_app.listed_keys import to_toml
+from wildflower.server_app.inline_tables import to_toml
 from wildflower.server_app.units import Format, bytes_text, one_digit, plain
 from wildflower.tasks.metrics import Scale
 
@@ -157,7 +157,7 @@ def _gap(best: Group, other: Group, scale: Scale) -> Gap:
     """Paired by seeds, which the partition, the first weights and the sampled devices of a run follow from."""
     mine, theirs = best.by_seed, other.by_seed
     seeds = sorted(mine.keys() & theirs.keys())
-    gaps = [scale.rank(mine[seed].figure) - scale.rank(theirs[seed].figure) for seed in seeds]
+    gaps = [scale.rank(mine[seed].summary.figure) - scale.rank(theirs[seed].summary.figure) for seed in seeds]
     wins = sum(gap > 0 for gap in gaps)
     if len(gaps) < 2:
         return Gap(wins, len(gaps), gaps[0])

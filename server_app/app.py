@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +22,7 @@ from wildflower.rounds.engine import Engine
 from wildflower.rounds.evaluation import Scorer
 from wildflower.rounds.hooks import HookError
 from wildflower.rounds.own_data import OwnData
-from wildflower.rounds.population import NoNodesError
+from wildflower.rounds.population import NoNodesError, Population
 from wildflower.server_app import checkpoint, ledger
 from wildflower.server_app.building import build, data_of, start
 from wildflower.server_app.config import ConfigError, RunConfig
@@ -27,7 +30,6 @@ from wildflower.server_app.deliveries import Deliveries, only_delivers
 from wildflower.server_app.inputs import initial_digest, named, run_folder, task_spec
 from wildflower.server_app.journal import Journal
 from wildflower.server_app.label_spread import write_labels
-from wildflower.server_app.log_names import naming_devices
 from wildflower.server_app.model_map import write_groups
 from wildflower.server_app.models import MODULES, drop_models_after
 from wildflower.server_app.no_progress import NoProgressError
@@ -40,6 +42,42 @@ from wildflower.server_app.superlink_grid import SuperLinkError, SuperLinkGrid, 
 from wildflower.server_app.trackers import Tracker, open_tracker
 from wildflower.strategies.privacy import BudgetSpentError
 from wildflower.tasks.task import TaskSpec, load_task
+
+NUMBERS = re.compile(r"\b(node|device)s? \[?(\d{1,20}\b(?:(?:, | and )\d{1,20}\b)*)", re.IGNORECASE)
+
+
+def with_names(text: str, nodes: Mapping[int, str], devices: Mapping[int, str]) -> str:
+    """Return a line of a log with a name behind each number of a node or a device that has one."""
+
+    def name(of: Mapping[int, str], number: re.Match[str]) -> str:
+        found = of.get(int(number[0]))
+        return f"{number[0]} ({found})" if found else number[0]
+
+    def names(match: re.Match[str]) -> str:
+        of = nodes if match[1].lower() == "node" else devices
+        start = match.start(2) - match.start()
+        return match[0][:start] + re.sub(r"\d+", partial(name, of), match[2])
+
+    return NUMBERS.sub(names, text)
+
+
+@contextmanager
+def naming_devices(population: Population) -> Iterator[None]:
+    """Name real devices in what Flower's log is given; the workers of a simulation have no names."""
+
+    def naming(record: logging.LogRecord) -> bool:
+        if population.names:
+            devices = {state.device: state.name for state in population.newest_reports()}
+            record.msg, record.args = with_names(record.getMessage(), population.names, devices), ()
+        return True
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(naming)
+    try:
+        yield
+    finally:
+        logger.removeFilter(naming)
+
 
 __all__ = ["app", "build", "run", "start"]
 

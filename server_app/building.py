@@ -137,7 +137,8 @@ def _method_of(config: RunConfig, task: Task, family: Family, settings: RoundSet
         dry_run_privacy(method)
         dry_run_secure(method)
         method.cost(method.smallest_architecture)
-    if method.needs_classes and task.label_kind != "classes":
+    takes_tokens = kind.traits(params).takes_tokens and task.label_kind == "classes of tokens"
+    if method.needs_classes and task.label_kind != "classes" and not takes_tokens:
         other = "take a method that minimizes the task's loss alone, such as strategy = 'fedavg'"
         off = [f"{kind.name()}.masked-loss = false"] if getattr(params, "masked_loss", False) else []
         off += ["distillation.steps = 0"] if getattr(getattr(method, "distillation", None), "steps", 0) else []

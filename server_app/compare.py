@@ -13,7 +13,7 @@ from wildflower.server_app.compare_charts import LEGEND, evaluations, line_chart
 from wildflower.server_app.compared_runs import Group, differing_keys, grouped, load_run, replicates, scale_of_all
 from wildflower.server_app.comparison_figures import figure, paper_columns
 from wildflower.server_app.config import defaults
-from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Points, Shown, page, table_html, words_table
+from wildflower.server_app.pages import Block, Charts, blocks, page, table_html, words_table
 from wildflower.server_app.run_folder import JournalError, is_run
 from wildflower.server_app.run_records import Summary
 from wildflower.server_app.tables import TextTable
@@ -105,7 +105,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     scale = scale_of_all(runs)
     given = target is not None
     if target is None:
-        figures = [run.figure for run in runs]
+        figures = [run.summary.figure for run in runs]
         target = min((f for f in figures if f is not None and not math.isnan(f)), key=scale.rank, default=None)
     elif isinstance(target, bool) or not isinstance(target, int | float):
         raise JournalError(f"target = {target!r}: must be a score that the runs are timed to reach, such as 0.9")
@@ -140,19 +140,19 @@ def _page(title: str, groups: Sequence[Group], tables: Sequence[TextTable], advi
             "There is no baseline among the runs: add one model that all devices can train, as the least that a method "
             'should be better than (strategy = "one-model").'
         )
-    blocks: list[Block] = [Points("Which method to take", told)] if told else []
+    parts: list[Block] = [blocks.points("Which method to take", told)] if told else []
     first, *others = tables
-    blocks += [
-        Heading(first.title),
+    parts += [
+        blocks.heading(first.title),
         Charts(score_chart(groups, scale)),
-        Shown(first),
+        blocks.shown(first),
         Charts(line_charts(groups, scale)),
-        Paragraph(LEGEND, "note"),
+        blocks.paragraph(LEGEND, "note"),
     ]
     for table in others:
-        blocks += [Heading(table.title), Shown(table)]
-    blocks += words_table([*words, "baseline"] if baseline else words)
-    return page(f"{title} - Wildflower", title, blocks)
+        parts += [blocks.heading(table.title), blocks.shown(table)]
+    parts += words_table([*words, "baseline"] if baseline else words)
+    return page(f"{title} - Wildflower", title, parts)
 
 
 def _spread(values: Sequence[float | None], form: Callable[[float], str]) -> str:

@@ -24,7 +24,7 @@ def score_chart(groups: Sequence[Group], scale: Scale) -> list[Chart]:
     """Draw what each method delivers, with its seeds, and the baseline; [] if nothing was scored."""
     dots = []
     for group in groups:
-        seeds = {seed: run.figure for seed, run in sorted(group.by_seed.items()) if run.figure is not None}
+        seeds = {seed: y for seed, run in sorted(group.by_seed.items()) if (y := run.summary.figure) is not None}
         if seeds and group.mean == group.mean:  # not NaN
             dots.append(Dot(group.label, fmean(seeds.values()), interval([*seeds.values()]), seeds, group.counts))
     baseline = next((g for g in groups if g.is_baseline and g.mean is not None), None)

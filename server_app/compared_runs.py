@@ -1,5 +1,7 @@
 """Runs that are compared: as their folders have them, grouped by experiment, with names that tell them apart."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,9 +17,22 @@ from wildflower.server_app.own_hooks import hook_references
 from wildflower.server_app.resuming import is_of_a_folder
 from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
 from wildflower.server_app.run_records import RoundRecord, Summary, TierBudget
-from wildflower.server_app.searched import trials_of
 from wildflower.server_app.summary import global_model, summarize
 from wildflower.tasks.metrics import Scale
+
+SEARCH = "search.json"
+
+
+def trials_of(run_dir: Path) -> str:
+    """Return of how many trials a run is one, in words; "" where it is of no search, or its file cannot be read."""
+    for folder in run_dir.resolve().parents[:2]:  # a run of the search, or of a sweep beside its runs
+        try:
+            found = json.loads((folder / SEARCH).read_bytes())
+            return f"{int(found['trials'])} trials ({int(found['pruned'])} ended early) over {', '.join(found['keys'])}"
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ""
+
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
@@ -72,11 +87,6 @@ class Run:
         assert isinstance(seed, int)
         return seed
 
-    @property
-    def figure(self) -> float | None:
-        """Return what it is ranked by: the delivered score, or the final one where it has none."""
-        return self.summary.final_score if self.summary.delivered_score is None else self.summary.delivered_score
-
     def first_at(self, target: float) -> RoundRecord | None:
         """The first round that delivers a score at least as good as `target`."""
         rank = self.summary.scale.rank
@@ -99,7 +109,7 @@ class Group:
     @property
     def mean(self) -> float | None:
         """The mean over seeds of what the runs are ranked by."""
-        known = [run.figure for run in self.runs if run.figure is not None]
+        known = [run.summary.figure for run in self.runs if run.summary.figure is not None]
         return fmean(known) if known else None
 
     @property

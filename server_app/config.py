@@ -318,12 +318,10 @@ class RunConfig(Params):
         if listed is not None and (missing := missing_keys(cls().to_dict(), listed)):
             raise ConfigError(missing)
         strategy = values.get("strategy", "")
-        try:
+        with raised_as(ConfigError, f"strategy = {strategy!r}: "):
             if isinstance(strategy, str) and "." in strategy:  # its keys would be unknown, which is not the trouble
                 method_of(strategy)
             settings = all_settings(strategy)
-        except ValueError as error:
-            raise ConfigError(f"strategy = {strategy!r}: {error}") from error
         values = _with_strategy_settings(tables_flat(values, settings))
         for key in values:
             if key not in settings:

@@ -1,7 +1,9 @@
-"""Keys whose text is the inside of an inline TOML table, such as "exits = [1, 2, 3], kernel = 5"."""
+"""Values as TOML, and keys whose text is the inside of an inline table, such as "exits = [1, 2, 3], kernel = 5"."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -51,3 +53,11 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def to_toml(value: object) -> str:
+    """A setting's value as TOML writes it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf and nan, which are no JSON
+    # JSON's texts, numbers and truth values are TOML's, but for one character that JSON need not escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -55,7 +55,8 @@ class Journal:
         """
         with raised_as(JournalError, "", MissingExtraError):
             check_writers()
-        _load_writers()
+        if "torch.utils.tensorboard" not in sys.modules:  # beside the first round
+            Thread(target=load_writers, name="writers", daemon=True).start()
         check_folder(run_dir, resume)
         private_folder(run_dir)
         journal = cls(run_dir, last_round=0)
@@ -150,19 +151,21 @@ def check_writers() -> None:
     check_installed("pandas", "a run's report, which has tables of its rounds,")
 
 
-def _load_writers() -> None:
-    """Begin to load, beside the first round, what writes to TensorBoard, and the report with its script."""
+def load_writers() -> None:
+    """Load what writes to TensorBoard and the report, with its script and pandas' way to LaTeX.
 
-    def load() -> None:
-        import torch.utils.tensorboard  # noqa: F401
+    Raises MissingExtraError where something is not installed.
+    """
+    check_writers()
 
-        import wildflower.server_app.report  # noqa: F401
-        from wildflower.server_app.pages import library
+    import torch.utils.tensorboard  # noqa: F401
 
-        library()
+    import wildflower.server_app.report  # noqa: F401
+    from wildflower.server_app.pages import library
+    from wildflower.server_app.tables import TextTable
 
-    if "torch.utils.tensorboard" not in sys.modules:
-        Thread(target=load, name="writers", daemon=True).start()
+    library()
+    TextTable("", ["a table"], [["of one cell"]]).latex()
 
 
 def _line(record: Record) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from wildflower.server_app.listed_keys import PYPROJECT, to_toml
+from wildflower.server_app.inline_tables import to_toml
+from wildflower.server_app.listed_keys import PYPROJECT
 from wildflower.server_app.units import markdown_table
 
 DOCS = PYPROJECT.parent / "docs"

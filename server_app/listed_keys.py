@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 from wildflower.plugins.beside import APP
-from wildflower.server_app.inline_tables import flat
+from wildflower.server_app.inline_tables import flat, to_toml
 
 PYPROJECT = APP / "pyproject.toml"
 
@@ -31,10 +30,3 @@ def listed_keys(pyproject: Path = PYPROJECT) -> tuple[str, ...] | None:
         return None
     table = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("tool", {}).get("flwr", {}).get("app", {})
     return tuple(flat(table["config"])) if "config" in table else None
-
-
-def to_toml(value: object) -> str:
-    """A scalar as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -12,7 +12,7 @@ from pydantic import Field
 from wildflower.models.base import Family
 from wildflower.models.group_family import GroupFamily
 from wildflower.server_app.charts import cell_chart
-from wildflower.server_app.pages import Block, Charts, Heading, Paragraph
+from wildflower.server_app.pages import Block, Charts, blocks
 from wildflower.server_app.report_maps import Shades, row_names
 from wildflower.server_app.run_folder import read_if_there
 from wildflower.server_app.run_records import DeviceRecord, Record
@@ -94,4 +94,4 @@ def model_map(run_dir: Path, newest: Sequence[DeviceRecord]) -> list[Block]:
         "Channels of a group are cut together. The command wildflower family shows of which tensors they are, and "
         "what is never cut."
     )
-    return [Heading("How the network was cut"), Paragraph(told), Charts([chart])]
+    return [blocks.heading("How the network was cut"), blocks.paragraph(told), Charts([chart])]

@@ -206,10 +206,8 @@ def load_model(
     """
     path, info = find_model(run_dir, which, tier, architecture)
     saved = info.model
-    try:
+    with raised_as(ModelError, f"cannot read the model {path}: ", OSError):
         data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read the model {path}: {error}") from error
     if hashlib.sha256(data).hexdigest() != saved.sha256:
         raise ModelError(f"{path} is not the file that was written: its sha256 is not the one in {FACTS}")
     try:

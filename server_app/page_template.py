@@ -19,6 +19,22 @@ href="data:text/plain;base64,{{ text | letters }}">{{ kind }}</a>
 {{ cells_of(it) }}<p class="export">{{ export(it.title, "CSV", "csv", it.csv()) }}
 {{ export(it.title, "LaTeX", "tex", it.latex()) }} {{ export(it.title, "Markdown", "md", it.markdown()) }}</p>
 {%- endmacro -%}
+{%- macro heading(text) -%}<h2>{{ text }}</h2>{%- endmacro -%}
+{%- macro paragraph(text, css="lead") -%}<p class="{{ css }}">{{ text }}</p>{%- endmacro -%}
+{%- macro points(title, sentences) -%}<section class="points"><h2>{{ title }}</h2>
+<ul>{% for it in sentences %}<li>{{ it }}</li>{% endfor %}</ul></section>{%- endmacro -%}
+{%- macro preformatted(text) -%}<pre>{{ text }}</pre>{%- endmacro -%}
+{#- (label, figure, what else to know about it), each in a card -#}
+{%- macro cards(figures) -%}<div class="cards">{% for label, figure, more in figures -%}
+<div class=card><span>{{ label }}</span><strong>{{ figure }}</strong><small>{{ more }}</small></div>{% endfor %}</div>
+{%- endmacro -%}
+{#- folded: what stands on the fold; "" where the table is not folded -#}
+{%- macro shown(it, folded="") -%}
+{% if folded %}<details><summary>{{ folded }}</summary>
+{{ table(it) }}</details>{% else %}{{ table(it) }}{% endif %}
+{%- endmacro -%}
+{%- macro data(files) -%}<p class="note">Data: {% for file, what in files -%}
+<a href="{{ file }}">{{ file }}</a> ({{ what }}){{ "" if loop.last else ", " }}{% endfor %}</p>{%- endmacro -%}
 {%- macro chart(it) -%}
 <figure{% if it.wide %} class="row"{% endif %}><figcaption>{{ it.title }}</figcaption>
 {%- if it.legend %}<ul class="legend">{% for entry in it.legend -%}
@@ -42,20 +58,9 @@ PAGE = """<!doctype html>
 <title>{{ title }}</title><style>{{ style | safe }}</style></head><body><main>
 <h1>{{ name }}{% if badge %} <span class="badge {{ badge }}">{{ badge }}</span>{% endif %}</h1>
 {% for block in blocks -%}
-{% if block.kind == "heading" %}<h2>{{ block.text }}</h2>
-{% elif block.kind == "paragraph" %}<p class="{{ block.css }}">{{ block.text }}</p>
-{% elif block.kind == "points" %}<section class="points"><h2>{{ block.title }}</h2>
-<ul>{% for it in block.sentences %}<li>{{ it }}</li>{% endfor %}</ul></section>
-{% elif block.kind == "preformatted" %}<pre>{{ block.text }}</pre>
-{% elif block.kind == "cards" %}<div class="cards">{% for label, figure, more in block.figures -%}
-<div class=card><span>{{ label }}</span><strong>{{ figure }}</strong><small>{{ more }}</small></div>{% endfor %}</div>
-{% elif block.kind == "table" %}{% if block.folded -%}
-<details><summary>{{ block.folded }}</summary>
-{{ table(block.table) }}</details>{% else %}{{ table(block.table) }}{% endif %}
-{% elif block.kind == "charts" %}<div class="charts">{% for it in block.drawn %}{{ chart(it) }}{% endfor %}</div>
+{% if block is string %}{{ block }}
+{% else %}<div class="charts">{% for it in block.drawn %}{{ chart(it) }}{% endfor %}</div>
 {%- if block.constant %}<p class="note">The same in every round: {{ block.constant }}.</p>{% endif %}
-{% elif block.kind == "data" %}<p class="note">Data: {% for file, what in block.files -%}
-<a href="{{ file }}">{{ file }}</a> ({{ what }}){{ "" if loop.last else ", " }}{% endfor %}</p>
 {% endif %}
 {%- endfor %}
 </main>

@@ -7,10 +7,10 @@ and tables can be read nevertheless. Every text is escaped by the template.
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from typing import ClassVar
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
@@ -37,64 +37,9 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Heading:
-    """The head of a section."""
-
-    kind: ClassVar[str] = "heading"
-    text: str
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """A sentence below the title, or a note."""
-
-    kind: ClassVar[str] = "paragraph"
-    text: str
-    css: str = "lead"
-
-
-@dataclass(frozen=True)
-class Points:
-    """Sentences, each by itself, below what they are about."""
-
-    kind: ClassVar[str] = "points"
-    title: str
-    sentences: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Preformatted:
-    """Lines as they are, such as a traceback."""
-
-    kind: ClassVar[str] = "preformatted"
-    text: str
-
-
-@dataclass(frozen=True)
-class Cards:
-    """The headline: (label, figure, what else to know about it) each in a card."""
-
-    kind: ClassVar[str] = "cards"
-    figures: Sequence[tuple[str, str, str]]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A table on the page.
-
-    folded: what stands on the fold; "" where the table is not folded.
-    """
-
-    kind: ClassVar[str] = "table"
-    table: TextTable
-    folded: str = ""
-
-
-@dataclass(frozen=True)
 class Charts:
     """Charts side by side. One in which nothing changes is a sentence below the others."""
 
-    kind: ClassVar[str] = "charts"
     charts: Sequence[Chart]
 
     @property
@@ -108,32 +53,25 @@ class Charts:
         return "; ".join(f"{chart.title}: {chart.constant}" for chart in self.charts if chart.constant)
 
 
-@dataclass(frozen=True)
-class Data:
-    """Links to files beside the page."""
-
-    kind: ClassVar[str] = "data"
-    files: Sequence[tuple[str, str]] = field(default_factory=list)
+Block = str | Charts
 
 
-Block = Heading | Paragraph | Points | Preformatted | Cards | Shown | Charts | Data
-
-
-def page(title: str, name: str, blocks: Sequence[Block], badge: str = "") -> str:
+def page(title: str, name: str, content: Sequence[Block], badge: str = "") -> str:
     """Return a whole HTML document.
 
     Args:
         title: of the window.
         name: the headline, with a `badge` beside it.
+        content: of `blocks`, and charts, from top to bottom.
     """
-    charts = [chart for block in blocks if isinstance(block, Charts) for chart in block.drawn if chart.traces]
+    charts = [chart for block in content if isinstance(block, Charts) for chart in block.drawn if chart.traces]
     figures = [{"traces": chart.traces, "layout": chart.layout} for chart in charts]
     number_of = {id(chart): number for number, chart in enumerate(charts)}
     return TEMPLATE.render(
         title=title,
         name=name,
         badge=badge,
-        blocks=blocks,
+        blocks=content,
         style=STYLE,
         script=SCRIPT,
         figures=figures,
@@ -145,12 +83,12 @@ def page(title: str, name: str, blocks: Sequence[Block], badge: str = "") -> str
 def words_table(words: Sequence[str]) -> list[Block]:
     """Return what these of the project's `WORDS` mean, as the end of a page."""
     rows = [[word, WORDS[word]] for word in words]
-    return [Heading("Words"), Shown(TextTable("Words", ["word", "meaning"], rows, text_columns=2))]
+    return [blocks.heading("Words"), blocks.shown(TextTable("Words", ["word", "meaning"], rows, text_columns=2))]
 
 
 def table_html(table: TextTable) -> str:
     """Return a table alone, for a notebook."""
-    return ENVIRONMENT.from_string(MACROS + "{{ cells_of(it) }}").render(it=table)
+    return str(blocks.cells_of(table))
 
 
 @cache
@@ -169,3 +107,5 @@ ENVIRONMENT = Environment(autoescape=True, undefined=StrictUndefined)
 ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 ENVIRONMENT.filters["letters"] = lambda text: b64encode(text.encode()).decode()
 TEMPLATE = ENVIRONMENT.from_string(MACROS + PAGE)
+blocks: Any = ENVIRONMENT.from_string(MACROS).module
+"""What a page is made of beside charts: `blocks.heading(text)`, `blocks.shown(table)` and so on are HTML."""

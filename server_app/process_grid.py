@@ -23,7 +23,15 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from wildflower.client_app import frames, worker
-from wildflower.client_app.simulation import SCORE, WRITES, BatchScores, ForkServer, ForkServerError, ToScore
+from wildflower.client_app.simulation import (
+    SCORE,
+    WRITES,
+    BatchScores,
+    ForkServer,
+    ForkServerError,
+    ToScore,
+    own_fork_server,
+)
 from wildflower.client_app.undo import Written
 from wildflower.messages.flower_records import make_records, read_records, release
 from wildflower.plugins.flower_log import log
@@ -272,9 +280,15 @@ def _devices_text(message: Message) -> str:
 
 
 @contextmanager
-def local_grid(workers: int) -> Iterator[LocalGrid]:
-    """A grid with that many workers for the time of a `with` block. This process must not have threads yet."""
-    with closing(ForkServer()) as fork_server, closing(LocalGrid(fork_server, workers)) as grid:
+def local_grid(workers: int, shared: ForkServer | None = None) -> Iterator[LocalGrid]:
+    """A grid with that many workers for the time of a `with` block. This process must not have threads yet.
+
+    shared: forks workers that this run shares with others.
+    """
+    with (
+        own_fork_server() if shared is None else closing(shared) as forks,
+        closing(LocalGrid(forks, workers)) as grid,
+    ):
         yield grid
 
 

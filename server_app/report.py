@@ -9,18 +9,7 @@ from wildflower.server_app.config import RunConfig, descriptions
 from wildflower.server_app.label_spread import read_labels
 from wildflower.server_app.ledger import spent
 from wildflower.server_app.model_map import keep_newest, model_map
-from wildflower.server_app.pages import (
-    Block,
-    Cards,
-    Charts,
-    Data,
-    Heading,
-    Paragraph,
-    Preformatted,
-    Shown,
-    page,
-    words_table,
-)
+from wildflower.server_app.pages import Block, Charts, blocks, page, words_table
 from wildflower.server_app.report_devices import device_blocks
 from wildflower.server_app.report_lines import cost_charts, device_charts, own_charts, score_charts
 from wildflower.server_app.report_maps import architecture_charts, label_chart, map_chart, score_maps
@@ -52,8 +41,10 @@ def write_report(run_dir: Path) -> Path:
     if labels is not None:
         fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
     whole, baseline = global_model(run_dir, content.config), baseline_of(summary, labels)
-    stopped: list[Block] = [Heading("What stopped the run"), Preformatted(summary.error)] if summary.error else []
-    blocks: list[Block] = [
+    stopped: list[Block] = (
+        [blocks.heading("What stopped the run"), blocks.preformatted(summary.error)] if summary.error else []
+    )
+    parts: list[Block] = [
         _lead(content.config),
         *stopped,
         *in_short(content.config, rounds, summary, fleet, baseline),
@@ -68,16 +59,16 @@ def write_report(run_dir: Path) -> Path:
     ]
     path = run_dir / "report.html"
     name = run_dir.resolve().name
-    write_whole(path, page(f"{name} - Wildflower", name, blocks, summary.status))
+    write_whole(path, page(f"{name} - Wildflower", name, parts, summary.status))
     return path
 
 
-def _lead(config: dict[str, Any]) -> Paragraph:
+def _lead(config: dict[str, Any]) -> Block:
     keys = ("strategy", "task", "family", "fleet", "seed")
-    return Paragraph(" · ".join(f"{key} {config[key]}" for key in keys if config.get(key) not in (None, "")))
+    return blocks.paragraph(" · ".join(f"{key} {config[key]}" for key in keys if config.get(key) not in (None, "")))
 
 
-def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whole: str) -> Cards:
+def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whole: str) -> Block:
     """Return the figures of the run, each once."""
     label, text = summary.scale.label, score_format(summary.scale)
     outcomes = summary.devices_by_outcome
@@ -110,11 +101,11 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool, whol
     if for_scores := statistics + summary.scoring_bytes_down:
         of_scores = f"both ways; statistics of batch norm: {bytes_text(statistics)}" if statistics else "to devices"
         cards.append(("Sent for scores", bytes_text(for_scores), of_scores))
-    cards.append(("Devices", f"{activity.trained:,} trained", f"of {activity.devices:,} that were asked"))
+    cards.append(("Devices", f"{len(activity.trained):,} trained", f"of {len(activity.asked):,} that were asked"))
     cards.append(("Trainings", f"{outcomes.get('trained', 0):,}", missed or "none missed"))
     mean = activity.models.mean_parameters
     cards.append(("Mean model", "none" if mean is None else f"{plain(mean)}", "parameters"))
-    return Cards(cards)
+    return blocks.cards(cards)
 
 
 def _words(summary: Summary, *, whole: str) -> list[str]:
@@ -139,21 +130,21 @@ def _scores(
     """Return what was reached, over rounds, time and traffic."""
     lines = score_charts(rounds, activity.tiers, baseline, whole=whole)
     return [
-        Heading("Scores"),
+        blocks.heading("Scores"),
         Charts([*lines, *score_maps(rounds, activity.tiers, whole=whole)]),
-        Paragraph(HOW_TO_READ, "note"),
+        blocks.paragraph(HOW_TO_READ, "note"),
     ]
 
 
 def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
     """Return what it cost, and who trained what."""
     return [
-        Heading("What it cost"),
+        blocks.heading("What it cost"),
         Charts(cost_charts(rounds)),
-        Heading("Who trained what"),
+        blocks.heading("Who trained what"),
         Charts([*device_charts(rounds), *architecture_charts(activity), *map_chart(activity)]),
         *own_charts(rounds),
-        Data([("rounds.jsonl", "every round"), ("devices.jsonl", "every device of every round")]),
+        blocks.data([("rounds.jsonl", "every round"), ("devices.jsonl", "every device of every round")]),
     ]
 
 
@@ -163,15 +154,15 @@ def _configuration(content: RunFile) -> list[Block]:
     meanings = descriptions(str(config.get("strategy")))
     changed = [key for key in config if key not in defaults or config[key] != defaults[key]]
 
-    def keys(title: str, names: Sequence[str], folded: str = "") -> Shown:
+    def keys(title: str, names: Sequence[str], folded: str = "") -> Block:
         rows = [(key, str(config[key]), meanings.get(key, "")) for key in names]
-        return Shown(TextTable(title, ["key", "value", "meaning"], rows, text_columns=3), folded)
+        return blocks.shown(TextTable(title, ["key", "value", "meaning"], rows, text_columns=3), folded)
 
     others = [key for key in config if key not in changed]
     versions = [(package, found or "not installed") for package, found in content.versions.items()]
     return [
-        Heading("Configuration"),
+        blocks.heading("Configuration"),
         keys("Configuration", changed),
         keys("Defaults", others, folded=f"{len(others)} keys with their default"),
-        Shown(TextTable("Versions", ["package", "version"], versions, text_columns=2), folded="Versions"),
+        blocks.shown(TextTable("Versions", ["package", "version"], versions, text_columns=2), folded="Versions"),
     ]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from wildflower.server_app.activity import MISSED, Activity, Tally
-from wildflower.server_app.pages import Block, Heading, Paragraph, Shown
+from wildflower.server_app.pages import Block, blocks
 from wildflower.server_app.run_records import RoundRecord, Summary
 from wildflower.server_app.tables import TextTable
 from wildflower.server_app.units import Format, bytes_text, percent, plain, score_format
@@ -34,10 +34,10 @@ def device_blocks(activity: Activity, rounds: Sequence[RoundRecord], summary: Su
     tiers = [
         [tier, f"{devices[tier]:,}", *cells(tally, of_tiers.get(tier))] for tier, tally in activity.by_tier_rows.items()
     ]
-    blocks: list[Block] = [
-        Heading("Which devices got what, and why"),
-        Shown(TextTable("Tiers", ["tier", "devices", *gets, "score", *asked], tiers)),
-        Paragraph(WHY, "note"),
+    parts: list[Block] = [
+        blocks.heading("Which devices got what, and why"),
+        blocks.shown(TextTable("Tiers", ["tier", "devices", *gets, "score", *asked], tiers)),
+        blocks.paragraph(WHY, "note"),
         *_missed(activity),
     ]
     if not activity.by_tier:
@@ -47,8 +47,8 @@ def device_blocks(activity: Activity, rounds: Sequence[RoundRecord], summary: Su
             if isinstance(device, int)
         ]
         table = TextTable("Devices", ["device", "tier", *gets, "last score", *asked], rows, text_columns=2)
-        blocks.append(Shown(table, folded=f"{len(rows):,} devices one by one"))
-    return blocks
+        parts.append(blocks.shown(table, folded=f"{len(rows):,} devices one by one"))
+    return parts
 
 
 def _cells(tally: Tally, activity: Activity, score: str, missed: Sequence[str]) -> list[str]:
@@ -99,7 +99,7 @@ def _missed(activity: Activity) -> list[Block]:
     rows = [(reason, f"{count:,}") for reason, count in common]
     more = len(activity.reasons) - len(common)
     return [
-        Heading("Why devices did not train"),
-        Shown(TextTable("Why devices did not train", ["outcome", "times"], rows)),
-        *([Paragraph(f"and {more:,} other reasons", "note")] if more else []),
+        blocks.heading("Why devices did not train"),
+        blocks.shown(TextTable("Why devices did not train", ["outcome", "times"], rows)),
+        *([blocks.paragraph(f"and {more:,} other reasons", "note")] if more else []),
     ]

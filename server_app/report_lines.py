@@ -5,7 +5,7 @@ from functools import partial
 from itertools import accumulate
 
 from wildflower.server_app.charts import Chart, Line, line_chart
-from wildflower.server_app.pages import Block, Charts, Heading
+from wildflower.server_app.pages import Block, Charts, blocks
 from wildflower.server_app.run_records import TRAFFIC, RoundRecord
 from wildflower.server_app.summary import OF_DEVICES, in_fleet_order
 from wildflower.server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
@@ -130,7 +130,7 @@ def own_charts(rounds: Sequence[RoundRecord]) -> list[Block]:
     values = {name: [record.metrics.get(name) for record in rounds] for name in names}
     words = {name: name.replace("_", " ") for name in names}
     charts = [_chart(words[name].capitalize(), rounds, {words[name]: ys}, plain) for name, ys in values.items()]
-    return [Heading("Figures of the method"), Charts(charts)] if charts else []
+    return [blocks.heading("Figures of the method"), Charts(charts)] if charts else []
 
 
 def _that_happened(values: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:

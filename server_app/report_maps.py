@@ -8,7 +8,7 @@ import numpy as np
 from wildflower.server_app.activity import MAX_CELLS, MAX_COLUMNS, MAX_DEVICES, MISSED, OUTCOMES, Activity, Tally
 from wildflower.server_app.charts import Chart, bar_chart, cell_chart
 from wildflower.server_app.label_spread import FILE, Labels
-from wildflower.server_app.pages import Block, Charts, Data, Heading
+from wildflower.server_app.pages import Block, Charts, blocks
 from wildflower.server_app.run_records import RoundRecord
 from wildflower.server_app.units import Format, percent, plain, score_format
 
@@ -108,7 +108,7 @@ def map_chart(activity: Activity) -> list[Chart]:
         cells.append((rows[name], column, color, _cell_text(activity, name, column, cell)))
     note = "Color is the mean size of the trained models, or why none was trained."
     if activity.by_tier:
-        note += f" {activity.devices:,} devices took part, so a row is a tier."
+        note += f" {len(activity.asked):,} devices took part, so a row is a tier."
     if activity.rounds_per_column > 1:
         note += f" Each column is {activity.rounds_per_column} rounds."
     chart = cell_chart(
@@ -147,7 +147,7 @@ def label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
     )
     counted = _first_of(len(labels.counts), labels.devices)
     data = f"examples by device and class{f' ({counted})' if counted else ''}"
-    return [Heading("What devices have"), Charts([chart]), Data([(FILE, data)])]
+    return [blocks.heading("What devices have"), Charts([chart]), blocks.data([(FILE, data)])]
 
 
 def _first_of(shown: int, all_there_are: int) -> str:

@@ -1,11 +1,12 @@
 """The report in sentences: what happened, whether that is good, and what to try next."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from wildflower.server_app.activity import MISSED, Activity
 from wildflower.server_app.label_spread import Labels
-from wildflower.server_app.pages import Block, Points
+from wildflower.server_app.pages import Block, blocks
 from wildflower.server_app.run_records import RoundRecord, Summary
 from wildflower.server_app.summary import last_fifth
 from wildflower.server_app.units import bytes_text, counted, percent, score_format, seconds_text
@@ -35,9 +36,9 @@ def in_short(
         return []
     good = _is_it_good(summary, baseline)
     return [
-        Points("What happened", _what_happened(config, summary, activity)),
-        *([Points("Is it good?", good)] if good else []),
-        Points("What to try next", _what_next(config, rounds, summary, activity)),
+        blocks.points("What happened", _what_happened(config, summary, activity)),
+        *([blocks.points("Is it good?", good)] if good else []),
+        blocks.points("What to try next", _what_next(config, rounds, summary, activity)),
     ]
 
 
@@ -45,7 +46,7 @@ def _what_happened(config: Mapping[str, Any], summary: Summary, activity: Activi
     outcomes = summary.devices_by_outcome
     missed = sum(outcomes.get(word, 0) for word in MISSED)
     told = [
-        f"{counted(activity.devices, 'device')} learned {config['task']} with {config['strategy']} in "
+        f"{counted(len(activity.asked), 'device')} learned {config['task']} with {config['strategy']} in "
         f"{counted(summary.rounds, 'round')}: {counted(outcomes.get('trained', 0), 'training')}, "
         f"{f'{missed:,} missed' if missed else 'none missed'}."
     ]
@@ -58,7 +59,7 @@ def _what_happened(config: Mapping[str, Any], summary: Summary, activity: Activi
 
 def _is_it_good(summary: Summary, baseline: tuple[str, float] | None) -> list[str]:
     scale, text = summary.scale, score_format(summary.scale)
-    figure = summary.final_score if summary.delivered_score is None else summary.delivered_score
+    figure = summary.figure
     if figure is None:
         return []
     of = "The final model" if summary.delivered_score is None else "The model that a device would be given now"
@@ -113,13 +114,9 @@ def _what_next(
 
 def _is_rising(rounds: Sequence[RoundRecord]) -> bool:
     """Return whether the last fifth of the evaluations is clearly better than the fifth before."""
-    scored = [r for r in rounds if (r.score if r.delivered_score is None else r.delivered_score) is not None]
+    scored = [r.figure for r in rounds if r.figure is not None]
     last = last_fifth(scored) if scored else []
     before = scored[-2 * len(last) : -len(last)] if last else []
     if not before or not rounds[-1].scale.is_share:
         return False
-
-    def mean(of: Sequence[RoundRecord]) -> float:
-        return sum(r.score or 0.0 if r.delivered_score is None else r.delivered_score for r in of) / len(of)
-
-    return mean(last) - mean(before) > STILL_RISING
+    return fmean(last) - fmean(before) > STILL_RISING

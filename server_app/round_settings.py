@@ -47,7 +47,9 @@ def settings_of(config: RunConfig, task: Task, family: Family) -> RoundSettings:
         personal_every=config.personal.every,
         personal_epochs=config.personal.epochs,
         personal_from=config.personal.first_round,
-        state_dir=_state_dir(config),
+        # With the run, so that a resumed run finds it and no other does. Nodes that act as workers keep it where they
+        # keep their own: they may be on other machines.
+        state_dir=str(run_folder(config) / "device-state") if config.fleet and config.engine != "nodes" else "",
         norm_bound=config.aggregation.norm_bound,
         privacy=privacy_of(config),
         secure_minimum=config.secure_aggregation.minimum,
@@ -118,13 +120,3 @@ def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
     with raised_as(ConfigError, f"learning-rates = {config.learning_rates!r}: "):
         check_trained(family, rates)
     return rates
-
-
-def _state_dir(config: RunConfig) -> str:
-    """Where simulated devices keep their state: with the run, so that a resumed run finds it and no other does.
-
-    Nodes that act as workers keep it where they keep their own: they may be on other machines.
-    """
-    if config.engine == "nodes":
-        return ""
-    return str(run_folder(config) / "device-state") if config.fleet else ""

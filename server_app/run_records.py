@@ -127,6 +127,11 @@ class RoundRecord(Record):
     server_peak_rss_bytes: Bytes
 
     @property
+    def figure(self) -> float | None:
+        """The score of what devices would be given, or the global model's where that was not evaluated."""
+        return self.score if self.delivered_score is None else self.delivered_score
+
+    @property
     def training_bytes(self) -> int:
         """Both ways together."""
         return self.training_bytes_down + self.training_bytes_up
@@ -234,6 +239,11 @@ class Summary(Record):
     def scale(self) -> Scale:
         """Return what the scores mean."""
         return scale_of(self.metric, self.higher_is_better)
+
+    @property
+    def figure(self) -> float | None:
+        """Return what a run is measured by: the delivered score, or the final one where it has none."""
+        return self.final_score if self.delivered_score is None else self.delivered_score
 
     def delivered_note(self) -> str:
         """Return what stands beside the delivered score: over how many evaluations it is, the last, and who is left

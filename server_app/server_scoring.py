@@ -11,7 +11,7 @@ from wildflower.models.weights import with_weights
 from wildflower.rounds.evaluation import Scorer, Scores
 from wildflower.server_app.label_spread import class_names
 from wildflower.strategies.method import Model
-from wildflower.tasks.scoring import Scored, TestPart, add_up, score, score_exits, test_part
+from wildflower.tasks.scoring import Scored, TestPart, add_up, score_batches, test_part
 from wildflower.tasks.task import Task
 
 SCORED_TOGETHER = 64  # examples of the test set: more leave the processor's cache; devices score as many as they train
@@ -26,9 +26,9 @@ def scorer(task: Task, *, held_out: bool = False) -> Scorer:
         module = with_weights(model.family, model.architecture, model.weights)
         lighten(module)
         inputs, labels = test_part(task, part)
-        if has_exits(model):
-            return score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-        return [score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)]
+        exits = has_exits(model)
+        found = score_batches(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device, exits=exits)
+        return [add_up(task, batches) for batches in zip(*found, strict=True)]
 
     return scorer_of(task, score_part, held_out=held_out)
 

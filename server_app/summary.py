@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from wildflower.server_app.ledger import spent
 from wildflower.server_app.run_folder import read_devices, read_rounds
-from wildflower.server_app.run_records import TRAFFIC, RoundRecord, Summary
+from wildflower.server_app.run_records import TRAFFIC, Summary
 from wildflower.server_app.unread_keys import loaded_method
 from wildflower.strategies import METHODS
 from wildflower.strategies.on_devices import OnDevices
 
+T = TypeVar("T")
 WHOLE = "whole model"
 OF_DEVICES = "mean of the devices' models"
 
@@ -75,7 +76,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     )
 
 
-def last_fifth(evaluated: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
+def last_fifth(evaluated: Sequence[T]) -> Sequence[T]:
     """The last fifth of the evaluations, at least one: single evaluations swing, and their mean is a run's figure."""
     return evaluated[-max(1, round(len(evaluated) / 5)) :]
 

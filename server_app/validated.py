@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -11,7 +11,6 @@ from wildflower.plugins.invalid import must
 from wildflower.strategies.params import Params, kebab, to_scalar
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 # What would be right, by the beginning of pydantic's name of an error.
@@ -26,9 +25,8 @@ RIGHT = {
 def validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tuple[Params | None, list[str]]:
     """Return a group of settings and [], or None and what is wrong with it, a sentence a key."""
     names = {kebab(name): field for name, field in kind.model_fields.items()}
-    given = {key: _whole_to_float(names[key], value) for key, value in values.items()}
     try:
-        return kind.model_validate(given), []
+        return kind.model_validate(values), []
     except ValidationError as error:
         lines = []
         for item in error.errors(include_url=False):
@@ -47,11 +45,3 @@ def _wrong(default: object, item: ErrorDetails) -> str:
         if item["type"].startswith(kind):
             return f"must be {'a text in quotes' if default == '' else right.format(default=default)}"
     return must(item)
-
-
-def _whole_to_float(field: FieldInfo, value: object) -> object:
-    """Return a whole number as a float if its key holds floats: `learning-rate = 1` is one in TOML."""
-    kind = field.annotation
-    while get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    return float(value) if kind is float and type(value) is int else value

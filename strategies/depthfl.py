@@ -40,7 +40,7 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import CountOrZero, Params, Rate
 from wildflower.strategies.pricing import with_parameter_copies
-from wildflower.strategies.shared_losses import Loss, PureLoss, Regularizer, divergence
+from wildflower.strategies.shared_losses import Loss, PureLoss, Regularizer, divergence, tags_of
 from wildflower.strategies.submodel import learned, zeros
 from wildflower.tasks.task import Task
 
@@ -69,11 +69,16 @@ class MutualLearningOfExits(Training):
         return PureLoss(context.task, model, self._of_exits)
 
     def _of_exits(self, task: Task, model: Network, inputs: Tensor, labels: Tensor) -> Tensor:
-        exits = [F.log_softmax(logits, dim=1) for logits in model.exits(inputs)]
-        own = torch.stack([F.nll_loss(exit, labels) for exit in exits]).sum()
+        answers = [task.answers(logits) for logits in model.exits(inputs)]
+        exits = [F.log_softmax(logits, dim=1) for logits in answers]
+        if task.label_kind == "classes" and task.sums_examples:  # the usual loss, whose softmax is there already
+            own = torch.stack([F.nll_loss(exit, labels) for exit in exits]).sum()
+        else:
+            own = torch.stack([task.loss(logits, labels) for logits in answers]).sum()
         if len(exits) == 1:
             return own
-        pairs = [divergence(other.detach(), exit) for other, exit in itertools.permutations(exits, 2)]
+        tags = tags_of(task, labels)
+        pairs = [divergence(other.detach(), exit, tags) for other, exit in itertools.permutations(exits, 2)]
         return own + self.weight / (len(exits) - 1) * torch.stack(pairs).sum()
 
     def train(self, context: ClientContext) -> Answer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -77,20 +76,13 @@ class Teachers:
         return mean
 
 
-@dataclass(frozen=True)
-class Taught:
-    """The result of a distillation.
-
-    Attributes:
-        weights: of the student.
-        steps: of Adam that were taken.
-        loss_before, loss_after: KL(teachers || student) in nats, of the held-out examples, or without any of all.
-    """
-
-    weights: Weights
-    steps: int
-    loss_before: float
-    loss_after: float
+def logits_of(model: nn.Module, public: PublicData) -> Tensor:
+    """Return what a model says of all public examples in evaluation mode, (public examples, classes), on the CPU."""
+    device = _device()
+    model = model.to(device).eval()
+    with torch.no_grad():
+        picked = torch.arange(len(public)).split(TOGETHER)
+        return torch.cat([model(laid_out_for(model, public.batch(numbers)).to(device)).cpu() for numbers in picked])
 
 
 def teach(
@@ -103,38 +95,6 @@ def teach(
     seed: int,
     layout: str,
 ) -> tuple[Weights, dict[str, float | None]]:
-    """`distill`, and its figures for the journal; the weights stay as they are where it diverges."""
-    try:
-        taught = distill(family, architecture, weights, teachers, public, settings, seed, layout)
-    except FloatingPointError as error:
-        log.warning("%s; the averaged weights stay", error)
-        return weights, {"ensemble_steps": 0, "ensemble_loss_before_nats": None, "ensemble_loss_after_nats": None}
-    return taught.weights, {
-        "ensemble_steps": taught.steps,
-        "ensemble_loss_before_nats": taught.loss_before,
-        "ensemble_loss_after_nats": taught.loss_after,
-    }
-
-
-def logits_of(model: nn.Module, public: PublicData) -> Tensor:
-    """Return what a model says of all public examples in evaluation mode, (public examples, classes), on the CPU."""
-    device = _device()
-    model = model.to(device).eval()
-    with torch.no_grad():
-        picked = torch.arange(len(public)).split(TOGETHER)
-        return torch.cat([model(laid_out_for(model, public.batch(numbers)).to(device)).cpu() for numbers in picked])
-
-
-def distill(
-    family: Family,
-    architecture: Architecture,
-    weights: Weights,
-    teachers: Tensor,
-    public: PublicData,
-    settings: Ensemble,
-    seed: int,
-    layout: str,
-) -> Taught:
     """Teach a network what the teachers say together, beginning with the weights that it has.
 
     Every step lowers L_d = KL(softmax(teachers(x)) || softmax(student(x))), the mean over a batch of public examples,
@@ -150,8 +110,9 @@ def distill(
         seed: what the order of the examples follows from.
         layout: of images in the student's steps; the run's `layout`.
 
-    Raises:
-        FloatingPointError: the student diverged.
+    Returns:
+        The student's weights, which stay as they are where it diverges; and for the journal the steps of Adam, and
+        KL(teachers || student) of the held-out examples, or without any of all, in nats, before and after.
     """
     generator = torch.Generator().manual_seed(seed)
     device = _device()
@@ -189,12 +150,21 @@ def distill(
                 continue
             found = look()
             if not math.isfinite(found):
-                raise FloatingPointError("ensemble distillation diverged: lower ensemble.learning-rate")
+                log.warning("ensemble distillation diverged: lower ensemble.learning-rate; the averaged weights stay")
+                return weights, _figures(0, None, None)
             if found < least or not len(checked):
                 best, best_step, least = copy(), step, found
             elif step - best_step >= settings.patience:
                 break
-    return Taught(best, step, before, least)
+    return best, _figures(step, before, least)
+
+
+def _figures(steps: int, before: float | None, after: float | None) -> dict[str, float | None]:
+    return {
+        "ensemble_steps": steps,
+        "ensemble_loss_before_nats": before,
+        "ensemble_loss_after_nats": after,
+    }
 
 
 def _batches(learned: Tensor, settings: Ensemble, generator: torch.Generator) -> Iterator[Tensor]:

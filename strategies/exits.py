@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
-from wildflower.strategies.method import P, Setup
+from wildflower.strategies.method import P, Setup, Traits
 from wildflower.strategies.submodel import SubModelMethod
 
 EARLY_EXITS = {"early_exits": True}  # by default, of families that can find places for them
@@ -18,6 +18,8 @@ EARLY_EXITS = {"early_exits": True}  # by default, of families that can find pla
 
 class ExitsMethod(SubModelMethod[P]):
     """Devices get the network up to the deepest exit that they can afford."""
+
+    fit_for: ClassVar[Traits] = replace(SubModelMethod.fit_for, takes_tokens=True)
 
     def __init__(self, setup: Setup, params: P) -> None:
         require_exits(self.name(), setup.family)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.cost import Cost
+from wildflower.strategies.method import P, State
 from wildflower.strategies.nested import is_cut, training_cost
+from wildflower.strategies.params import Params
 from wildflower.strategies.pricing import Means
+from wildflower.strategies.static_norm import StaticNormMethod
 
 
 def below(family: Family, architecture: Architecture, levels: Sequence[Architecture]) -> tuple[Architecture, ...]:
@@ -112,3 +117,24 @@ def fitted_levels(
                 found = better(found, tuple(other for other in found if other != level))
         if found == before:
             return list(found[::-1])
+
+
+class FittedMethod(StaticNormMethod[P]):
+    """Candidates that are chosen once, in the first round, for the fleet: a checkpoint holds them. No distillation."""
+
+    shared_params: ClassVar[Mapping[str, type[Params]]] = {}
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.values["levels"] = [level.to_json() for level in self.candidates]
+        return state
+
+    @override
+    def load(self, state: State) -> None:
+        super().load(state)
+        self.candidates = [Architecture.from_json(level) for level in state.values["levels"]]
+        for level in self.candidates:
+            self.family.validate(level)
+        if not self.candidates:
+            raise ValueError("the checkpoint holds no levels")

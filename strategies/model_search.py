@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
+from wildflower.models.base import VARIANCE
 from wildflower.models.cost import Cost
 from wildflower.models.space import Space
 from wildflower.plugins.flower_log import log
@@ -88,6 +89,13 @@ class ModelSearch(StaticNormMethod[ModelSearchParams]):
         super().start()
         if self.space.size == 1:
             log.warning("There is one architecture to choose from: model-search.shares leave no layer a choice")
+        own = layer_shares(self.params.layer_shares).values()
+        narrower = any(0 < share < 1 for shares in (self.params.shares, *own) for share in shares)
+        if narrower and any(name.endswith(VARIANCE) for name in self.family.tensors(self.family.full())):
+            log.warning(
+                "Running statistics of batch norms are averaged over sub-models of unlike widths, as in the paper, and "
+                "may fit none of them: where scores stay near chance, set model-search.norm = 'static'"
+            )
         searcher = self.searcher
         if isinstance(searcher, ExactSearch):
             how = "exact" if searcher.exact else "thinned out, so that a little more may fit than is found"

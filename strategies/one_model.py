@@ -7,21 +7,18 @@ momentum is FedAvgM's (Hsu, Qi and Brown 2019).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
 from wildflower.messages.tensor_sets import Weights
-from wildflower.models.architecture import Architecture
 from wildflower.plugins.flower_log import log
 from wildflower.strategies.fedavgm import momentum_step
-from wildflower.strategies.fitted_levels import fitted_levels
+from wildflower.strategies.fitted_levels import FittedMethod, fitted_levels
 from wildflower.strategies.level_options import sizes_between
-from wildflower.strategies.method import ClientStep, Order, Setup, State, Trained, Training
+from wildflower.strategies.method import ClientStep, Order, Setup, Trained, Training
 from wildflower.strategies.params import Decay, Params
 from wildflower.strategies.pricing import Means
-from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import learned, zeros
 
 
@@ -31,15 +28,13 @@ class OneModelParams(Params):
     momentum: Decay = Field(0.5, description="Share of its last step that the server adds to the next one")
 
 
-class OneModel(StaticNormMethod[OneModelParams]):
+class OneModel(FittedMethod[OneModelParams]):
     """v <- beta v + (w_t - mean_k w_k);  w_{t+1} = w_t - v, the mean being over the round's devices, unweighted.
 
     Devices minimize the task's loss, such as L = CE(f(x), y). beta is `momentum`. The network is chosen once, in the
     first round: as many devices as possible afford it, and of such networks it is the widest. Batch norm is HeteroFL's,
     so that statistics are taken for the model that is scored.
     """
-
-    shared_params: ClassVar[Mapping[str, type[Params]]] = {}
 
     def __init__(self, setup: Setup, params: OneModelParams) -> None:
         super().__init__(setup, params)
@@ -68,16 +63,3 @@ class OneModel(StaticNormMethod[OneModelParams]):
     @override
     def beside_weights(self) -> Mapping[str, Weights]:
         return {"v": self.v}
-
-    @override
-    def state(self) -> State:
-        state = super().state()
-        state.values["architecture"] = self.candidates[0].to_json()
-        return state
-
-    @override
-    def load(self, state: State) -> None:
-        super().load(state)
-        architecture = Architecture.from_json(state.values["architecture"])
-        self.family.validate(architecture)
-        self.candidates = [architecture]

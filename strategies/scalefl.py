@@ -20,7 +20,7 @@ from wildflower.models.network import Network
 from wildflower.strategies.exits import ExitsMethod
 from wildflower.strategies.method import ClientContext, ClientStep, Order, Training, Traits
 from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
-from wildflower.strategies.shared_losses import Loss, PureLoss, divergence
+from wildflower.strategies.shared_losses import Loss, PureLoss, divergence, tags_of
 from wildflower.tasks.task import Task
 
 PAPER_WIDTHS = (0.7, 0.7, 0.75, 1.0)  # of exits 1 to 4
@@ -52,9 +52,10 @@ class WeightedExits(Training):
         exits = model.exits(inputs)
         terms = [task.loss(logits, labels) for logits in exits]
         if self.gamma:
-            *early, last = [F.log_softmax(logits / self.temperature, dim=1) for logits in exits]
+            *early, last = [F.log_softmax(task.answers(logits / self.temperature), dim=1) for logits in exits]
+            tags = tags_of(task, labels)
             for number, exit in enumerate(early):
-                terms[number] = terms[number] + self.gamma * self.temperature**2 * divergence(last, exit)
+                terms[number] = terms[number] + self.gamma * self.temperature**2 * divergence(last, exit, tags)
         total = torch.stack([number * term for number, term in enumerate(terms, start=1)]).sum()
         return total / (len(exits) * (len(exits) + 1) / 2)
 

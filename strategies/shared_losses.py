@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wildflower.tasks.losses import mean_of_labeled
 from wildflower.tasks.task import Task
 
 # (inputs, labels) -> mean loss of the batch, still to be differentiated; what it differentiated itself is in `.grad`.
@@ -74,9 +75,21 @@ class PureLoss(nn.Module, Generic[N]):
         return loss / self.terms if self.more else loss
 
 
-def divergence(target: Tensor, prediction: Tensor) -> Tensor:
-    """KL(target || prediction) of two tensors of log-probabilities (batch, classes), as the mean over the batch."""
-    return F.kl_div(prediction, target, reduction="batchmean", log_target=True)
+def divergence(target: Tensor, prediction: Tensor, tags: Tensor | None = None) -> Tensor:
+    """KL(target || prediction) of two tensors of log-probabilities (batch, classes), as the mean over the batch.
+
+    Of (batch, classes, positions) an example's is the mean over its positions that have a label, as its loss is; `tags`
+    (batch, positions) says which.
+    """
+    if tags is None:
+        return F.kl_div(prediction, target, reduction="batchmean", log_target=True)
+    of_tokens = F.kl_div(prediction, target, reduction="none", log_target=True).sum(dim=1)
+    return mean_of_labeled(of_tokens, tags).mean()
+
+
+def tags_of(task: Task, labels: Tensor) -> Tensor | None:
+    """Return the labels where each token has one, as `divergence` takes them; None where each example has one."""
+    return labels if task.label_kind == "classes of tokens" else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -26,15 +26,14 @@ from wildflower.models.cost import Cost
 from wildflower.models.network import Network
 from wildflower.models.space import Space
 from wildflower.plugins.flower_log import log
-from wildflower.strategies.fitted_levels import are_nested, below, fitted_levels, level_cost
+from wildflower.strategies.fitted_levels import FittedMethod, are_nested, below, fitted_levels, level_cost
 from wildflower.strategies.fleet_search import find_priced, fleet_options
 from wildflower.strategies.level_options import DEPTHS, searcher_of, sizes_between, space_within
-from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Setup, State, Trained, Traits
+from wildflower.strategies.method import Answer, ClientContext, ClientStep, Order, Setup, Trained, Traits
 from wildflower.strategies.nested import MOST_LEVELS, NestedTraining, check_no_statistics, cuts_below
 from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from wildflower.strategies.pricing import Means, in_floats
 from wildflower.strategies.shared_losses import Loss, PureLoss
-from wildflower.strategies.static_norm import StaticNormMethod
 from wildflower.strategies.submodel import learned, zeros
 
 # The client step ------------------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ class WildflowerParams(Params):
         return self
 
 
-class Wildflower(StaticNormMethod[WildflowerParams]):
+class Wildflower(FittedMethod[WildflowerParams]):
     """v_j <- beta v_j + (mean over the devices that trained coordinate j, unweighted - W_j);  W_j <- W_j + v_j.
 
     Untouched coordinates keep W_j and v_j. beta is `momentum`; with beta = 0 every coordinate becomes the mean.
@@ -131,8 +130,6 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
     Batch norm is HeteroFL's: devices normalize by their batch, each level by its own, and statistics are taken for
     every level that is scored.
     """
-
-    shared_params: ClassVar[Mapping[str, type[Params]]] = {}
 
     def __init__(self, setup: Setup, params: WildflowerParams) -> None:
         super().__init__(setup, params)
@@ -224,18 +221,3 @@ class Wildflower(StaticNormMethod[WildflowerParams]):
     @override
     def beside_weights(self) -> Mapping[str, Weights]:
         return {"velocity": self.velocity}
-
-    @override
-    def state(self) -> State:
-        state = super().state()
-        state.values["levels"] = [level.to_json() for level in self.candidates]
-        return state
-
-    @override
-    def load(self, state: State) -> None:
-        super().load(state)
-        self.candidates = [Architecture.from_json(level) for level in state.values["levels"]]
-        for level in self.candidates:
-            self.family.validate(level)
-        if not self.candidates:
-            raise ValueError("the checkpoint holds no levels")

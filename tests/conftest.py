@@ -14,7 +14,7 @@ import torch
 from hypothesis import settings
 
 from tests.launch.fake_child import Runs
-from wildflower.client_app import work, worker
+from wildflower.client_app import training_message, work, worker
 from wildflower.devices import speed
 from wildflower.rounds import exchange
 
@@ -84,7 +84,7 @@ def _quick_calls_of_the_system(request: pytest.FixtureRequest, monkeypatch: pyte
     """No test waits for a disk, which no test cuts from its power, nor for the kernel to count shared pages."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     if "measures" not in request.keywords:
-        monkeypatch.setattr(work, "own_bytes", lambda: 0)
+        monkeypatch.setattr(training_message, "own_bytes", lambda: 0)
 
 
 @pytest.fixture

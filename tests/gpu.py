@@ -8,16 +8,22 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.client_app.test_captured_step import CASES, fits_of, results
 from tests.small_run import METHODS as ALL_METHODS
-from tests.small_run import simulated_grid, small_config, started
+from tests.small_run import same_bits, simulated_grid, small_config, started
+from wildflower.client_app import captured_step
+from wildflower.client_app.captured_step import CapturedStep, fit_in_turn
 from wildflower.client_app.memory import SEGMENTS_BYTES, MemoryMeter, is_out_of_memory, memory_limit
-from wildflower.client_app.work import compute_device
+from wildflower.client_app.prepared import compute_device
+from wildflower.plugins import flower_log
+from wildflower.strategies.shared_losses import PureLoss
 
 MB = 2**20
 ROOT = Path(__file__).parents[1]
@@ -118,3 +124,84 @@ def test_a_machine_reports_its_gpu() -> None:
     name = torch.cuda.get_device_name()
     assert name in done.stdout, done.stdout
     assert "GFLOP/s" in done.stdout
+
+
+# Captured steps
+
+
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits can be compared where the GPU comes to the same ones twice; nothing has been captured."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(captured_step, "_kinds", {})
+    monkeypatch.setattr(captured_step, "CAPTURES", dict(captured_step.CAPTURES))
+    monkeypatch.setattr(flower_log, "_told", set())
+
+
+def both_ways(case: str, **more: object) -> list[object]:
+    """Trainings of a case with captured steps, whose bits are those without; and what became of their kinds."""
+    family, training, settings = CASES[case]
+
+    def make() -> object:
+        return fits_of(family, training, device=compute_device(), **settings | more)
+
+    wanted, found = results(make(), lambda fit: fit.alone()), results(make(), fit_in_turn)
+    for (one, tensors), (other, others) in zip(wanted, found, strict=True):
+        assert one == other
+        assert same_bits(tensors, others)
+    return list(captured_step._kinds.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_captured_steps_have_the_same_bits(case: str, deterministic: None) -> None:
+    [step] = both_ways(case)
+    assert isinstance(step, CapturedStep), step
+
+
+def waits(task: object, model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A loss that asks the GPU for a number."""
+    value = task.loss(model(inputs), labels)
+    return value if value.item() > 0 else 2 * value
+
+
+def test_a_loss_that_waits_for_the_gpu_is_not_captured_and_others_are(deterministic: None) -> None:
+    [why] = both_ways("momentum", loss=lambda task, model: PureLoss(task, model, waits))
+    assert isinstance(why, str)
+    assert "synchroniz" in why
+    _, step = both_ways("momentum", kind="another")
+    assert isinstance(step, CapturedStep), step
+
+
+def test_after_a_capture_that_fails_midway_the_gpu_trains_and_draws(
+    deterministic: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)  # so that the wait is met by the capture
+    here = torch.cuda.current_stream()
+    [why] = both_ways("momentum", loss=lambda task, model: PureLoss(task, model, waits))
+    assert isinstance(why, str)
+    assert why.startswith("the capture failed")
+    assert captured_step.CAPTURES == {}
+    assert torch.cuda.current_stream() == here
+    torch.manual_seed(1)
+    first = torch.rand(9, device=compute_device())
+    torch.manual_seed(1)
+    assert torch.equal(first, torch.nn.functional.dropout(torch.ones(9, device=compute_device())) * 0 + first)
+    both_ways("running statistics")
+
+
+@pytest.mark.parametrize("case", ["momentum", "running statistics", "Adam"])
+def test_what_a_captured_step_saves(case: str, deterministic: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints the ratio: no goal was set, because it was written where no GPU was."""
+    family, training, settings = CASES[case]
+    seconds = {}
+    for name, train in {"without": lambda fit: fit.alone(), "with": fit_in_turn}.items():
+        fits = list(fits_of(family, training, counts=[70] * 20, device=compute_device(), **settings))
+        results(fits[:4], train)  # to warm up, and past the trainings whose first step is taken both ways
+        torch.cuda.synchronize()
+        started_at = time.perf_counter()
+        for fit in fits[4:]:
+            train(fit)
+        torch.cuda.synchronize()
+        seconds[name] = time.perf_counter() - started_at
+    with capsys.disabled():
+        print(f"\n{case}: with captured steps {seconds['with'] / seconds['without']:.2f} of the time without")

@@ -60,6 +60,10 @@ class RandomTask:
         """Return the mean cross-entropy."""
         return F.cross_entropy(outputs, labels)
 
+    def asks_the_same(self, other: RandomTask) -> bool:
+        """Say that all stacks here have one loss."""
+        return self is other
+
 
 def predicted(family: Family, architecture: Architecture, devices: int, batch_size: int, optimizer: str) -> int:
     """Return the bytes of a stack."""

@@ -21,7 +21,8 @@ import torch
 
 from benchmarks.overhead.run import HERE, TABLE, make_data
 from benchmarks.tables import markdown, write_between
-from wildflower.client_app.work import do, use_one_core
+from wildflower.client_app.prepared import use_one_core
+from wildflower.client_app.work import do
 from wildflower.messages.orders import Batch, LocalTraining, WorkOrder
 from wildflower.messages.packing import pack
 from wildflower.messages.tensor_sets import TensorSet, digest

@@ -195,7 +195,7 @@ CONTRACTS = {
         "wildflower.strategies.submodel.SubModelMethod",
         "wildflower.strategies.client_step.ClientStep",
         "wildflower.strategies.client_context.ClientContext",
-        "wildflower.strategies.traits.Traits",
+        "wildflower.strategies.method.Traits",
         *(
             f"wildflower.strategies.contract_values.{name}"
             for name in ("Setup", "Order", "Selection", "Group", "Contribution", "Trained", "Model", "State")

@@ -19,7 +19,7 @@ from wildflower.models.traced.depth import (
 )
 from wildflower.models.traced.graph import Cuts, Exit, Graph, Operation
 from wildflower.models.traced.groups import Group
-from wildflower.models.traced.layouts import is_pinned
+from wildflower.models.traced.layouts import is_pinned, size_of
 from wildflower.models.traced.propagation import CannotAlignError, Propagation
 from wildflower.models.traced.tracing import Traced
 from wildflower.plugins.reference import PluginError
@@ -33,11 +33,13 @@ class Place:
 
     Attributes:
         nodes: of each mode of training the one whose result its head reads.
-        channels: the dimension that is not averaged.
+        channels: the dimension that its head reads.
+        positions: whether it answers for each position, and the other dimensions are not averaged.
     """
 
     nodes: Mapping[bool, Node]
     channels: int
+    positions: bool = False
 
 
 def wanted_places(
@@ -54,23 +56,17 @@ def wanted_places(
     else is alive. Of many places some are taken, evenly.
     """
     results = {block.name: block.result for block in blocks}
-    [answer] = traced.graphs[True].output_node().all_input_nodes
     if cuts.exits:
         return _named(where, cuts.exits, results, traced, found)
     if not cuts.early_exits:
         return []
-    if len(found.of(answer)) != 2:
-        raise PluginError(
-            f"{where}: early exits answer with (batch, classes), and the module answers for each position: take a "
-            "method without exits, such as heterofl or model-search"
-        )
     ends = [names[-1] for names in stacks.values()]
     if len(stacks) == 1:
         [names] = stacks.values()
         ends = [names[-(-len(names) * third // 3) - 1] for third in (1, 2)]
         ends = [end for end in ends if end != names[-1]]
     nodes = [results[name] for name in dict.fromkeys(ends) if name in results] or _alone(traced)
-    places = _with_weights_between(traced, [place for at in nodes if (place := _place(at, found)) is not None])
+    places = _with_weights_between(traced, [place for at in nodes if (place := _place(at, traced, found)) is not None])
     if len(places) >= MOST_EXITS:
         places = [places[-(-len(places) * part // (MOST_EXITS - 1)) - 1] for part in range(1, MOST_EXITS)]
     return places
@@ -85,12 +81,11 @@ def _named(
         nodes = results.get(name) or _nodes_behind(name, traced)
         if nodes is None:
             check_parts(where, "exits", [name], list(traced.tensors))
-        place = None if nodes is None else _place(nodes, found)
-        [answer] = traced.graphs[True].output_node().all_input_nodes
-        if place is None or len(found.of(answer)) != 2:
+        place = None if nodes is None else _place(nodes, traced, found)
+        if place is None:
             raise PluginError(
                 f"{where}: exits has {name!r}, and a head can be behind a part alone whose result has channels of a "
-                "batch, in a module that answers with (batch, classes)"
+                "batch, and all positions if the module answers for each"
             )
         if places and places[-1].nodes[True] not in ancestors(place.nodes[True]):
             raise PluginError(f"{where}: exits must be in the order of computing, and {name!r} does not depend on all")
@@ -98,12 +93,15 @@ def _named(
     return places
 
 
-def head_behind(number: int, channels: int, rank: int, node: int) -> list[Operation]:
+def head_behind(number: int, place: Place, rank: int, node: int) -> list[Operation]:
     """Return the operators of an exit's head right behind a node whose result has `rank` dimensions."""
-    others = [dimension for dimension in range(1, rank) if dimension != channels]
+    others = [dimension for dimension in range(1, rank) if dimension != place.channels]
     pooled = [Operation(op="mean.dim", args=[{"n": node}, others])] if others else []
+    if place.positions:  # channels may be in the middle, where classes are in the answer
+        pooled = [Operation(op="transpose.int", args=[{"n": node}, 1, 2])] if place.channels == 1 else []
     tensors = [{"t": f"exit{number}.{name}"} for name in ("weight", "bias")]
-    return [*pooled, Operation(op="linear.default", args=[{"n": node + len(pooled)}, *tensors])]
+    head = [*pooled, Operation(op="linear.default", args=[{"n": node + len(pooled)}, *tensors])]
+    return [*head, Operation(op="transpose.int", args=[{"n": node + len(head)}, 1, 2])] if place.positions else head
 
 
 def with_exits(
@@ -146,11 +144,14 @@ def _nodes_behind(name: str, traced: Traced) -> dict[bool, Node] | None:
     return nodes
 
 
-def _place(nodes: Mapping[bool, Node], found: Propagation) -> Place | None:
+def _place(nodes: Mapping[bool, Node], traced: Traced, found: Propagation) -> Place | None:
     """Return the place at some nodes; None if they have no batch or the dimension of channels cannot be told.
 
-    It is the one of which something can be cut, and else the second of an image and the last of a sequence.
+    It is the one of which something can be cut, and else the second of an image and the last of a sequence. Where the
+    module answers for each position, there must be as many positions.
     """
+    [answer] = traced.graphs[True].output_node().all_input_nodes
+    positions = [size_of(layout) for layout in found.of(answer)[2:]]
     dimensions = []
     for node in nodes.values():
         try:
@@ -161,7 +162,11 @@ def _place(nodes: Mapping[bool, Node], found: Propagation) -> Place | None:
             return None
         free = [d for d, layout in enumerate(layouts) if d and not is_pinned(layout)]
         dimensions.append(free or [2 if len(layouts) == 3 else 1])
-    return Place(nodes, dimensions[0][0]) if dimensions[0] == dimensions[1] and len(dimensions[0]) == 1 else None
+        others = [size_of(layout) for d, layout in enumerate(layouts) if d and [d] != dimensions[-1]]
+        if positions and others != positions:
+            return None
+    alike = dimensions[0] == dimensions[1] and len(dimensions[0]) == 1
+    return Place(nodes, dimensions[0][0], positions=bool(positions)) if alike else None
 
 
 def _alone(traced: Traced) -> list[dict[bool, Node]]:

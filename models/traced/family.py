@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -27,6 +28,7 @@ from wildflower.models.of_transformers import CONFIG, OF_TEXTS, SIZES, with_sett
 from wildflower.models.placement import CLASSES, AnyAxis, Axis, Joined
 from wildflower.models.traced.graph import DTYPES, Cuts, Graph, Stretch, read_graph
 from wildflower.models.traced.program import Program, drawn
+from wildflower.models.traced.writes import check_writes
 from wildflower.plugins.flower_log import log
 
 if TYPE_CHECKING:
@@ -100,7 +102,9 @@ class Traced(GroupFamily):
     @cached_property
     def read(self) -> Graph:
         """The graph."""
-        return read_graph(self.graph)
+        graph = read_graph(self.graph)
+        check_writes(graph)
+        return graph
 
     @override
     def spec(self) -> dict[str, Any]:
@@ -229,11 +233,20 @@ class Traced(GroupFamily):
             return total([piece.profile(batch_size, piling=frame.piling) for piece in pieces_of(self, arch)], frame)
         return super().price(arch, batch_size, optimizer)
 
+    def ones(self, widths: Sequence[int]) -> tuple[int, ...]:
+        """Return the groups of one channel for which PyTorch makes views where it copies several channels.
+
+        Whether it does is tried for the first of those with one name but for numbers, such as of a stack's layers.
+        """
+        kinds = [re.sub(r"\d+", "", name) for name in self.groups] if 1 in widths else []
+        alone = (number for number, width in enumerate(widths) if width == 1)
+        return tuple(number for number in alone if _holds_otherwise(self, kinds.index(kinds[number])))
+
     @override
     def step(self, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
         self.validate(arch)
         left_out = tuple(number for number, width in enumerate(arch.widths) if not width)
-        recorded = _recorded(self, left_out, batch_size, accumulates=accumulates)
+        recorded = _recorded(self, left_out, self.ones(arch.widths), batch_size, accumulates=accumulates)
         if recorded is None:
             return followed(self, arch, batch_size, accumulates=accumulates)
         tensors = self.tensors(arch)
@@ -279,27 +292,41 @@ def _is_chain(family: Traced) -> bool:
     return True
 
 
-@lru_cache(maxsize=64)
-def _recorded(family: Traced, left_out: tuple[int, ...], batch_size: int, *, accumulates: bool) -> Recorded | None:
+@lru_cache(maxsize=4096)
+def _holds_otherwise(family: Traced, number: int) -> bool:
+    """Return whether a step with one channel of a group holds more or less than one of any width tells."""
+    many, one = (_recorded(family, (), ones, 2, accumulates=False) for ones in ((), (number,)))
+    if many is None or one is None:
+        return False
+    widths = [1 if other == number else 2 for other in range(len(family.groups))]
+    peaks = [recorded.at(widths, {}, []).peak_bytes for recorded in (many, one)]
+    return abs(peaks[1] - peaks[0]) > PRECISION * peaks[0]
+
+
+@lru_cache(maxsize=256)
+def _recorded(
+    family: Traced, left_out: tuple[int, ...], ones: tuple[int, ...], batch_size: int, *, accumulates: bool
+) -> Recorded | None:
     """Return a step to play back in other widths; None if it is not that of the full width to a hundredth.
 
-    Without some groups a step is tried no more: it is played back where that of the whole module is.
+    Without some groups, or with one channel, a step is tried no more: it is played back where that of the whole is.
     """
     from wildflower.models.traced.price import record
 
-    if left_out and _recorded(family, (), batch_size, accumulates=accumulates) is None:
+    if (left_out or ones) and _recorded(family, (), (), batch_size, accumulates=accumulates) is None:
         return None
     found = record(
         family.read,
         lambda widths: without_gradients(family, family.program(widths)),
         left_out,
+        ones,
         batch_size,
         family.input_shape,
         family.classes,
         tokens=family.tokens,
         accumulates=accumulates,
     )
-    if left_out:
+    if left_out or ones:
         return found
     full = family.full()
     true = followed(family, full, batch_size, accumulates=accumulates)

@@ -22,7 +22,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from wildflower.models.traced.operators import CONSTANT, CREATION, ELEMENTWISE, FOURIER, POOLING, SAME, operator_named
+from wildflower.models.traced.operators import (
+    CONSTANT,
+    CREATION,
+    ELEMENTWISE,
+    FOURIER,
+    GETITEM,
+    POOLING,
+    SAME,
+    operator_named,
+)
 from wildflower.plugins.raised_as import raised_as
 
 MOST_NODES = 50_000
@@ -45,7 +54,6 @@ ENTRIES: Mapping[str, Callable[..., float]] = {
     "diag": lambda diagonal=0: diagonal**2,
     "diag_embed": lambda offset=0, dim1=0, dim2=1: offset**2,
 }
-GETITEM = "getitem"
 DTYPES = {
     name: getattr(torch, name)
     for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

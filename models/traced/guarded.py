@@ -56,4 +56,14 @@ def _lstm(
     return operator(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
 
-GUARDS: Mapping[str, Callable[..., Any]] = {"embedding_bag": _bag, "_weight_norm": _weight_norm, "lstm": _lstm}
+def _empty(operator: Callable[..., Any], *sizes: Any, **options: Any) -> Any:
+    """Fill with zeros what would tell what the process had in that memory before."""
+    return operator(*sizes, **options).zero_()
+
+
+GUARDS: Mapping[str, Callable[..., Any]] = {
+    "embedding_bag": _bag,
+    "_weight_norm": _weight_norm,
+    "lstm": _lstm,
+    **dict.fromkeys(("empty", "empty_like", "new_empty"), _empty),
+}

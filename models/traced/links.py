@@ -22,7 +22,8 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.composition import Frame, Profile, total
 from wildflower.models.network import Network
 from wildflower.models.trace import follow
-from wildflower.models.traced.graph import GETITEM, Graph, Operation, StateTensor
+from wildflower.models.traced.graph import Graph, Operation, StateTensor
+from wildflower.models.traced.operators import GETITEM
 from wildflower.models.traced.price import Computed, Event, Factors, Product, Recorder, convolutions_in, played
 from wildflower.models.traced.program import INPUT, Program, reads
 
@@ -54,7 +55,8 @@ class TracedPiece:
 
 @lru_cache(maxsize=65536)
 def _profile(piece: TracedPiece, batch_size: int, *, piling: bool) -> Profile:
-    return _costs(piece.family, batch_size, piling=piling)[piece.number].at(piece.widths)
+    ones = piece.family.ones(piece.widths)
+    return _costs(piece.family, ones, batch_size, piling=piling)[piece.number].at(piece.widths)
 
 
 def pieces_of(family: Traced, arch: Architecture) -> list[TracedPiece]:
@@ -140,7 +142,7 @@ def _shape(family: Traced) -> tuple[list[tuple[int, ...]], list[set[int]]]:
             raise ValueError(f"{family.function}: something else is alive where {block} begins or ends")
         for link in range(ends.index(before) + 1, ends.index(result) + 1):
             inside[link] = tuple(numbers[group] for group in groups)
-    costs = _costs(family, 2, piling=True)
+    costs = _costs(family, (), 2, piling=True)
     found = inside, [cost.groups() for cost in costs]
     for arch in (family.full(), family.width(0.5), family.smallest()):
         profiles = [piece.profile(2) for piece in _pieces(family, arch, *found)]
@@ -199,9 +201,10 @@ class _Marking(Recorder):
         self.marks.append((part, len(self.events), len(self.flops)))
 
 
-@lru_cache(maxsize=8)
-def _costs(family: Traced, batch_size: int, *, piling: bool) -> list[LinkCost]:
-    factors, ends = Factors(family.read), _ends(family)
+@lru_cache(maxsize=64)
+def _costs(family: Traced, ones: tuple[int, ...], batch_size: int, *, piling: bool) -> list[LinkCost]:
+    """Return the costs of all links where some groups have one channel."""
+    factors, ends = Factors(family.read, ones), _ends(family)
     recorders: list[_Marking] = []
 
     def following(fixed: list[Tensor]) -> _Marking:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+GETITEM = "getitem"  # one of several results: no operator of PyTorch's
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -121,6 +123,19 @@ OPAQUE = _names(
 ALLOWED = frozenset().union(
     ELEMENTWISE, SAME, CREATION, CONSTANT, REDUCTION, POOLING, VIEWS, CONVOLUTIONS, NORMS, FOURIER, OTHERS, OPAQUE
 )
+# The results of these are always new memory. Any other operator may return an argument itself, even if its schema names
+# no view: dropout in evaluation does, and einsum of a single operand.
+FRESH = ELEMENTWISE - {"normal"} | CREATION | CONSTANT | REDUCTION | POOLING | CONVOLUTIONS | NORMS
+FRESH |= _names(
+    """
+    addbmm addmm addmv addr baddbmm bilinear bmm cat cdist column_stack concat concatenate constant_pad_nd cumsum dot
+    dstack embedding embedding_bag empty_like flip full_like gather glu gru gru_cell hstack index index_add index_copy
+    index_fill index_put index_select linear log_softmax lstm lstm_cell masked_scatter masked_select matmul mm mv
+    nan_to_num one_hot ones_like outer pad prelu rand_like randn_like reflection_pad1d reflection_pad2d repeat
+    repeat_interleave replication_pad1d replication_pad2d rnn_relu rnn_tanh roll scaled_dot_product_attention scatter
+    scatter_add softmax sort stack tensordot tile topk tril triu vstack zeros_like
+    """
+)
 
 Operator = torch._ops.OpOverload
 
@@ -134,6 +149,9 @@ def operator_named(text: str) -> Operator:
     found = getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
     if not isinstance(found, torch._ops.OpOverload):
         raise ValueError(f"the operator {text!r:.80} does not exist in PyTorch {torch.__version__}")
+    written = [argument for argument in found._schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    if any(str(argument.type) != "Tensor" for argument in written):
+        raise ValueError(f"the operator {text!r:.80} changes a list, which a graph may not hold")
     return found
 
 

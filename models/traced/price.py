@@ -130,16 +130,17 @@ class Recorder(Storages):
 
 
 class Factors:
-    """Reads of a number which widths it is a product of."""
+    """Reads of a number which widths it is a product of; those of `ones` are 1."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, ones: Collection[int] = ()) -> None:
         sums = {tuple(sorted(terms)) for terms in _sums(graph)}
         for seed in range(DRAWS):
-            self.primes = primes = _primes(len(graph.groups), seed)
+            drawn = _primes(len(graph.groups), seed)
+            self.primes = primes = [1 if number in ones else prime for number, prime in enumerate(drawn)]
             values = {terms: sum(t[0] * math.prod(primes[n] for n in t[1:]) for t in terms) for terms in sums}
-            if all(value % prime for value in values.values() for prime in primes):
+            if all(value % prime for value in values.values() for prime in primes if prime > 1):
                 break  # no sum is read as a product, but of a width that all of its parts have
-        single = {((1, number),): prime for number, prime in enumerate(primes)}
+        single = {((1, number),): prime for number, prime in enumerate(primes) if prime > 1}
         self.known = dict(sorted(values.items(), key=lambda entry: -entry[1])) | single
 
     def of(self, value: int) -> Product:
@@ -221,6 +222,7 @@ def record(
     graph: Graph,
     build: Callable[[Sequence[int]], Network],
     left_out: Collection[int],
+    ones: Collection[int],
     batch_size: int,
     input_shape: tuple[int, ...],
     classes: int,
@@ -233,8 +235,9 @@ def record(
     Args:
         build: makes the program of some widths.
         left_out: groups that are 0.
+        ones: groups that are 1, where PyTorch makes views of what it copies otherwise.
     """
-    factors = Factors(graph)
+    factors = Factors(graph, ones)
     widths = [0 if number in left_out else prime for number, prime in enumerate(factors.primes)]
     recorders: list[Recorder] = []
 

@@ -17,13 +17,13 @@ from wildflower.models.layers import BatchNorm
 from wildflower.models.network import Network
 from wildflower.models.traced.graph import (
     DTYPES,
-    GETITEM,
     Graph,
     Operation,
     Size,
     StateTensor,
 )
 from wildflower.models.traced.guarded import function_named
+from wildflower.models.traced.operators import GETITEM
 
 STATISTICS = ("running_mean", "running_var")
 INPUT = -1  # the register of the input

@@ -16,7 +16,6 @@ from wildflower.models.traced.exits import head_behind, wanted_places, with_exit
 from wildflower.models.traced.graph import (
     BATCH,
     DTYPES,
-    GETITEM,
     MOST_CONSTANT_BYTES,
     Constant,
     Cuts,
@@ -29,7 +28,7 @@ from wildflower.models.traced.graph import (
 from wildflower.models.traced.groups import Group, groups_of, pinned_of
 from wildflower.models.traced.layer_rules import LAYER_RULES
 from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
-from wildflower.models.traced.operators import CONSTANT, CONVOLUTIONS, CREATION, OPAQUE, full_name, short_name
+from wildflower.models.traced.operators import CONSTANT, CONVOLUTIONS, CREATION, GETITEM, OPAQUE, full_name, short_name
 from wildflower.models.traced.program import reads
 from wildflower.models.traced.propagation import Propagation, arguments, place_in_code
 from wildflower.models.traced.shape_rules import SHAPE_RULES
@@ -220,7 +219,7 @@ class Written:
                 self.positions[node] = len(written) - 1
                 if node in heads:
                     number, place = heads[node]
-                    written += head_behind(number + 1, place.channels, len(self.found.of(node)), len(written) - 1)
+                    written += head_behind(number + 1, place, len(self.found.of(node)), len(written) - 1)
                     answers[number].append(len(written) - 1)
         if numbers[self._answer(training)] != {"n": len(written) - 1}:
             written.append(Operation(op="alias.default", args=[numbers[self._answer(training)]]))

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
-from functools import cached_property
 
 from torch import Tensor
 
@@ -68,16 +67,6 @@ class KnowledgeNetwork:
         if params.fusion == "ensemble":
             public = require_public("rafl.fusion = 'ensemble'", setup.public)
             self.teachers = Teachers(public, setup.family.classes)
-
-    @cached_property
-    def own_family_json(self) -> str:
-        """Its own family as it travels; "" where it is the supernet's."""
-        return "" if self.own_family is None else json.dumps(self.own_family.spec(), sort_keys=True)
-
-    @cached_property
-    def architecture_json(self) -> str:
-        """Its architecture as it travels."""
-        return json.dumps(self.architecture.to_json())
 
     def add(self, contribution: Contribution) -> None:
         """Add devices' networks, weighted by examples; under ensemble distillation also what they say."""
@@ -161,9 +150,10 @@ class TwoNetworks:
 
     def client_step(self, *, first: bool) -> MutualLearning:
         """Mutual learning; first: the device has no such personal model yet."""
+        own = self.knowledge.own_family
         return MutualLearning(
-            knowledge_family=self.knowledge.own_family_json,
-            knowledge=self.knowledge.architecture_json,
+            knowledge_family="" if own is None else json.dumps(own.spec(), sort_keys=True),
+            knowledge=json.dumps(self.knowledge.architecture.to_json()),
             first=first,
             drawn=self.params.first == "drawn",
             calibrates=first and self.given,

@@ -4,7 +4,7 @@ import torch
 from benchmarks.hypemefed.cka import activations, compare, gram, linear_cka, train
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from wildflower.models.cnn import Cnn3
-from wildflower.rounds.budgets import budget_in_round
+from wildflower.rounds.asking import budget_in_round
 from wildflower.tasks.task import TaskSpec, load_task
 
 

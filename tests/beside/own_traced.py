@@ -329,3 +329,59 @@ class Labels(nn.Module):
 
     def forward(self, tokens):
         return self.head(self.hidden(self.words(tokens)).relu()).transpose(1, 2)
+
+
+class Signals(nn.Module):
+    """A label for each token, by convolutions over positions, of which one sees every second."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.words, self.first, self.second = nn.Embedding(256, 8), nn.Conv1d(8, 10, 3, padding=1), nn.Conv1d(10, 12, 1)
+        self.every_second, self.head = nn.Conv1d(12, 12, 2, stride=2), nn.Conv1d(12, classes, 1)
+
+    def forward(self, tokens):
+        x = self.second(self.first(self.words(tokens).transpose(1, 2)).relu()).relu()
+        return self.head(self.every_second(x).repeat_interleave(2, 2))
+
+
+class Reader(nn.Module):
+    """A label for each token, by LSTMs that read on."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.words, self.head = nn.Embedding(256, 8), nn.Linear(12, classes)
+        self.layers = nn.ModuleList([nn.LSTM(8, 12, batch_first=True), nn.LSTM(12, 12, batch_first=True)])
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.head(x).transpose(1, 2)
+
+
+class Scores(nn.Module):
+    """Attention over the rows of an image by scores that are masked, in 4 heads."""
+
+    def __init__(self, classes, hidden=16):
+        super().__init__()
+        self.rows, self.qkv = nn.Linear(8, hidden), nn.Linear(hidden, 3 * hidden)
+        self.out, self.head = nn.Linear(hidden, hidden), nn.Linear(hidden, classes)
+        self.register_buffer("mask", torch.ones(8, 8, dtype=torch.bool).triu(1))
+
+    def forward(self, images):
+        x = self.rows(images.squeeze(1))
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.mT).masked_fill(self.mask, -1e9).softmax(-1)
+        return self.head((x + self.out((scores @ v).transpose(1, 2).flatten(2))).mean(1))
+
+
+class Recurrent(nn.Module):
+    """Two layers of a kind that read an image row by row, in both directions."""
+
+    def __init__(self, classes, kind="GRU", hidden=8, **options):
+        super().__init__()
+        self.rows = getattr(nn, kind)(8, hidden, 2, batch_first=True, bidirectional=True, **options)
+        self.head = nn.Linear(2 * hidden, classes)
+
+    def forward(self, images):
+        return self.head(self.rows(images.squeeze(1))[0].mean(1))

@@ -20,6 +20,7 @@ from tests.client_app.work_orders import (
     work_order,
 )
 from tests.programs import run_python
+from wildflower.client_app import training_message
 from wildflower.client_app import work as client_module
 from wildflower.client_app.app import app
 from wildflower.messages.orders import (
@@ -165,7 +166,8 @@ def test_a_report_that_cannot_be_made_costs_no_work(monkeypatch):
     def no_space(config, traffic_bytes, left_bytes):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(client_module, "device_report", no_space)
+    for module in (client_module, training_message):
+        monkeypatch.setattr(module, "device_report", no_space)
     reply, arrays = answers(batch(work_order(1), shared_process=False), partition_id=1)
     assert (reply.updates[0].outcome, reply.updates[0].report, len(arrays)) == ("trained", None, 1)
 

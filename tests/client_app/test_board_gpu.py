@@ -28,7 +28,7 @@ from torch import nn
 
 from tests.client_app.work_orders import CPU, LENET, batch, cut, payload, weights_of, work_order
 from wildflower.cli.probe_command import own_report
-from wildflower.client_app import board_gpu, context, frames, work
+from wildflower.client_app import board_gpu, context, frames, prepared, work
 from wildflower.client_app.board_gpu import Untraceable, trace
 from wildflower.client_app.board_link import about
 from wildflower.client_app.chance import Chance
@@ -114,7 +114,14 @@ class ByHand(DeviceContext):
         self.place, self.device, self.limits, self.earlier = Workplace(CPU, None, board), CPU, {}, None
         inputs, labels = (torch.cat(tensors) for tensors in zip(*examples(family), strict=True))
         train = SimpleNamespace(inputs=inputs, labels=labels)
-        self.task = SimpleNamespace(loss=F.cross_entropy, train=train, batch=lambda *batch, augment: batch)
+        self.task = SimpleNamespace(
+            loss=F.cross_entropy,
+            answers=lambda outputs: outputs,
+            label_kind="classes",
+            sums_examples=True,
+            train=train,
+            batch=lambda *batch, augment: batch,
+        )
         self._shard, self._generator = torch.arange(len(labels)), torch.Generator()
         self.class_counts = (torch.arange(family.classes) != 1).long()
         self.chance, self.steps_taken = Chance(1), 0
@@ -549,7 +556,7 @@ def cuda(monkeypatch):
 
 
 def test_both_limits_take_the_device_that_they_get(cuda):
-    device = work.compute_device()
+    device = prepared.compute_device()
     with memory_limit(2**30 - SEGMENTS_BYTES, device):
         assert cuda == [(0.5, 0)]
     assert cuda[-1] == (0.9, 0)

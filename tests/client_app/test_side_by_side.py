@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.client_app.work_orders import Apart, answers, batch, packed, work_order
-from wildflower.client_app import side_by_side, stack, work
+from wildflower.client_app import alike, side_by_side, stack, training_message, work
 from wildflower.client_app.fitting import Fit, fit_here
 from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalTraining, parse
 from wildflower.messages.packing import pack
 from wildflower.messages.tensor_sets import TensorSet, digest
 from wildflower.models.cnn import Cnn3, PflCnn
+from wildflower.models.family import make_family
 from wildflower.models.lenet import LeNet5
 from wildflower.models.mlp import Mlp
 from wildflower.models.weights import with_weights
+from wildflower.plugins import flower_log
 from wildflower.strategies.depthfl import MutualLearningOfExits
 from wildflower.strategies.fednova import NormalizedTraining
 from wildflower.strategies.fedprox import ProximalTraining
@@ -149,6 +151,31 @@ def test_dropout_right_after_a_convolution(counts):
     assert_alike(make)
 
 
+def recurrent(kind, **options):
+    arguments = {"kind": kind, **options}
+    name, levels = "own_traced:Recurrent", [{"hidden": 4}, {"hidden": 8}]
+    return make_family({"name": name, "input_shape": [1, 8, 8], "arguments": arguments, "levels": levels})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("GRU", {}), ("RNN", {}), ("RNN", {"nonlinearity": "relu", "bias": False})]
+)
+def test_recurrent_layers(kind, options):
+    training = LocalTraining(batch_size=7, epochs=2, learning_rate=0.02, momentum=0.9)
+    assert_alike(lambda: fits_of([9, 23, 14], 0.5, training, recurrent(kind, **options)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [("GRU", {"dropout": 0.5}, "a recurrent layer with dropout"), ("LSTM", {}, "an LSTM is one operator")],
+)
+def test_recurrent_layers_that_are_no_stack(kind, options, words):
+    training = LocalTraining(batch_size=7, epochs=1, learning_rate=0.02)
+    fits = fits_of([9, 7], 0.5, training, recurrent(kind, **options))
+    with pytest.raises(stack.InTurn, match=words):
+        stack.fit_stacked(fits, [torch.Generator().get_state()] * 2)
+
+
 @pytest.mark.parametrize("strength", [0.0, 0.7])
 @pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize("given", [False, True])
@@ -240,7 +267,7 @@ def stacked(monkeypatch):
     seen = []
     real = stack.fit_stacked
     monkeypatch.setattr(side_by_side, "fit_stacked", lambda fits, drawn: (seen.append(len(fits)), real(fits, drawn))[1])
-    monkeypatch.setattr(side_by_side, "_told", set())
+    monkeypatch.setattr(flower_log, "_told", set())
     return seen
 
 
@@ -273,14 +300,14 @@ def test_a_device_that_cannot_train_is_told_alone(stacked):
 def test_examples_that_cannot_be_read_concern_their_device_alone(stacked, monkeypatch):
     orders = [work_order(device) for device in range(3)]
     wanted = trained(*replies(3, orders[0], orders[2]))
-    real = work.DeviceContext._examples_of
+    real = training_message.DeviceContext._examples_of
 
     def broken(self, picked):
         if self.order.device == 1:
             raise OSError("the card is gone")
         return real(self, picked)
 
-    monkeypatch.setattr(work.DeviceContext, "_examples_of", broken)
+    monkeypatch.setattr(training_message.DeviceContext, "_examples_of", broken)
     updates, arrays = replies(3, *orders)
     assert trained(updates, arrays) == wanted
     assert [u.outcome for u in updates if u.device == 1] == ["failed: OSError: the card is gone"]
@@ -289,13 +316,13 @@ def test_examples_that_cannot_be_read_concern_their_device_alone(stacked, monkey
 def test_a_device_that_diverges_leaves_the_others_bits(stacked, monkeypatch):
     orders = [work_order(device) for device in range(3)]
     wanted = trained(*replies(3, *orders))
-    real = work.DeviceContext._examples_of
+    real = training_message.DeviceContext._examples_of
 
     def huge(self, picked):
         inputs, labels = real(self, picked)
         return (inputs * float("inf") if self.order.device == 1 else inputs), labels
 
-    monkeypatch.setattr(work.DeviceContext, "_examples_of", huge)
+    monkeypatch.setattr(training_message.DeviceContext, "_examples_of", huge)
     updates, arrays = replies(3, *orders)
     assert trained(updates, arrays) == {device: wanted[device] for device in (0, 2)}
     assert "not finite" in next(u.outcome for u in updates if u.device == 1)
@@ -363,7 +390,7 @@ def test_fastest_trains_as_many_at_once_as_the_free_memory_holds(stacked, monkey
 
     monkeypatch.setattr(side_by_side, "probe_machine", Machine)
     monkeypatch.setattr(side_by_side, "_do_faster", lambda waiting, name, pace: side_by_side._do(waiting, name))
-    monkeypatch.setattr(work, "price_at_once", lambda *_: (100, 50))
+    monkeypatch.setattr(alike, "price_at_once", lambda *_: (100, 50))
     replies("fastest", *[work_order(device) for device in range(4)])
     assert stacked == [2, 2]
 
@@ -423,7 +450,7 @@ def scored_at_once(monkeypatch):
     seen = []
     real = stack.score_stacked
     monkeypatch.setattr(side_by_side, "score_stacked", lambda asked: (seen.append(len(asked)), real(asked))[1])
-    monkeypatch.setattr(side_by_side, "_told", set())
+    monkeypatch.setattr(flower_log, "_told", set())
     return seen
 
 

@@ -20,8 +20,8 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from wildflower.client_app.signed_app import MANIFEST, SIGNATURE, app_digest, is_signed, taking_submitted, verifying
 from wildflower.launch.bundle import make_bundle
+from wildflower.launch.experiment import sign
 from wildflower.launch.experiment_file import SettingsError
-from wildflower.launch.signing import sign
 from wildflower.plugins.beside import APP
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -281,6 +281,14 @@ def test_the_first_process_of_a_container_collects_what_it_adopts_and_passes_sig
     assert done.returncode == 7, done.stderr
 
 
+def test_the_first_process_of_a_container_stays_small():
+    code = (
+        "import sys, wildflower.client_app.supernode; print(*{'pydantic', 'psutil', 'flwr', 'torch'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
+
+
 def test_the_first_process_of_a_container_starts_a_node_as_its_child(monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
     monkeypatch.setattr(os, "fork", lambda: 41)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.small_run import connected_grid, small_config
-from wildflower.client_app import work
+from wildflower.client_app import prepared, training_message, work
 from wildflower.client_app.limits import Refusal
 from wildflower.devices.conditions import Rest
 from wildflower.messages.delivery import Delivery
@@ -23,7 +23,10 @@ def config(tmp_path):
 @pytest.fixture
 def rests(monkeypatch):
     """The device takes no part now."""
-    monkeypatch.setattr(work, "resting", lambda config: Rest("hours = 22:00-06:00, and it is 12:00 there", 36000.0))
+    for module in (work, prepared, training_message):
+        monkeypatch.setattr(
+            module, "resting", lambda config: Rest("hours = 22:00-06:00, and it is 12:00 there", 36000.0)
+        )
 
 
 def test_a_question_about_its_data_is_not_answered_by_reading_them(config, rests, monkeypatch):

@@ -170,9 +170,9 @@ def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tm
         assert done.returncode == 0, said
         with connected(deployment.address, None) as link:  # as `flwr run .` does
             run_id = link.submit(ROOT, tmp_path / "plain.toml")
-            while not link.status(run_id).ended:
+            while not (status := link.status(run_id)[0]).startswith("finished"):
                 time.sleep(1)
-            assert link.status(run_id).completed, (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
+            assert status == "finished:completed", (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
     finally:
         deployment.close()
     for name, strategy, share in (("beside", "mine-all", 0.75), ("installed", "mine-too", 0.25)):
@@ -192,9 +192,9 @@ def test_flowers_simulation_gives_the_bits_of_own_workers(tmp_path):
         nodes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
         with connected(deployment.address, None) as link:  # as `flwr run .` does
             run_id = link.submit(ROOT, experiment, "--federation-config", nodes)
-            while not link.status(run_id).ended:
+            while not (status := link.status(run_id)[0]).startswith("finished"):
                 time.sleep(1)
-            assert link.status(run_id).completed, (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
+            assert status == "finished:completed", (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
     finally:
         deployment.close()
     assert (tmp_path / "one" / "report.html").read_text().startswith("<!doctype html>")

@@ -23,12 +23,12 @@ def test_a_training_has_its_memory_predicted_and_measured(program):
         "family": LENET.spec(),
         "size": "half of its width",
         "architecture": LENET.width(0.5).to_json(),
-        "batch_size": 512,
+        "batch_size": 8192,  # a few MB of other memory are small beside what it takes
         "optimizer": "sgd",
     }
     size, predicted, measured, seconds, speed = program["training_row"](case)
     assert size == case["size"]
-    assert float(predicted.split()[0]) == pytest.approx(float(measured.split()[0]), rel=0.5)
+    assert float(predicted.split()[0]) == pytest.approx(float(measured.split()[0]), rel=0.25)
     assert float(seconds.split()[0]) > 0
     assert speed.endswith("GFLOP/s")
 

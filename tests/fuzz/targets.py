@@ -22,8 +22,8 @@ from tests.fuzz.mutations import Choices, as_text, changed_bytes, changed_json, 
 from tests.server_app.fake_runs import CONFIG, three_rounds
 from tests.small_run import FLEET, small_config, started
 from wildflower.client_app.policy import Policy
+from wildflower.client_app.prepared import family_of
 from wildflower.client_app.secure_member import SecureDevice
-from wildflower.client_app.work import family_of
 from wildflower.devices.budget import Budget
 from wildflower.devices.fleet import Fleet
 from wildflower.devices.resource_report import DeviceReport

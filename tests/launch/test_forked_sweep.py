@@ -44,7 +44,7 @@ def test_a_forked_run_has_the_bits_of_one_by_itself(tmp_path):
 def test_runs_of_the_command_are_forked(alone, tmp_path, runs, monkeypatch):
     begun, loaded = [], []
 
-    def fork(experiment, overrides, output, hooks):
+    def fork(experiment, overrides, output, hooks, shared):
         begun.append(hooks)
         with output.open("ab") as file:
             return runs.start(experiment, overrides, file)

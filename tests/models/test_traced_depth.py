@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.models.traced_weights import lively
 from tests.small_run import simulated_grid, small_config
+from tests.tasks import made_tasks
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
@@ -16,6 +17,8 @@ from wildflower.models.traced.graph import write_graph
 from wildflower.models.weights import with_weights
 from wildflower.plugins.reference import PluginError
 from wildflower.server_app.app import run
+from wildflower.server_app.config import ConfigError
+from wildflower.server_app.run_folder import read_devices
 
 STACKED = {"Dense": "layers.2", "Residual": "layer2.1", "Patches": "blocks.1"}
 
@@ -214,8 +217,68 @@ def test_methods_that_take_one_stack_train_a_module(name, method, tmp_path):
     run(simulated_grid(), small_config(tmp_path, **keys))
 
 
-def test_exits_of_answers_per_position_are_refused_in_words():
-    name = {"name": "own_traced:Labels", "input_shape": [6], "classes": 7, "tokens": True}
-    assert make_family(name).answer(make_family(name).full(), 2) == (7, 6)
-    with pytest.raises(PluginError, match="answers for each position: take a method without exits, such as heterofl"):
-        make_family({**name, "early_exits": True})
+def tagger(name, **more):
+    return make_family({"name": f"own_traced:{name}", "input_shape": [6], "classes": 7, "tokens": True} | more)
+
+
+@pytest.mark.parametrize("name", ["Labels", "Signals", "Reader"])
+def test_an_exit_of_a_tagger_answers_for_each_position(name):
+    family = tagger(name, early_exits=True)
+    assert len(family.segments) > 1
+    weights = lively(family)
+    whole = with_weights(family, family.full(), weights).eval()
+    inputs = torch.randint(0, 7, (3, 6))
+    changed = inputs.index_fill(1, torch.tensor([5]), 19)
+    with torch.no_grad():
+        exits, others = whole.exits(inputs), whole.exits(changed)
+    assert [exit.shape for exit in exits] == [(3, 7, 6)] * len(family.segments)
+    # Nothing in front of the first exit looks ahead: another last token changes the last answer alone.
+    assert (exits[0] != others[0]).any(1).any(0).tolist() == [False] * 5 + [True]
+    for number, expected in enumerate(exits, start=1):
+        arch = family.up_to(number)
+        with torch.no_grad():
+            model = with_weights(family, arch, family.place(arch).gather(weights)).eval()
+            assert torch.equal(model(inputs), expected)
+        trained = family.build(arch).train()
+        torch.stack(trained.exits(inputs)).square().sum().backward()
+        assert all(parameter.grad is not None for parameter in trained.parameters())
+
+
+def test_an_exit_of_a_tagger_is_a_linear_head():
+    family = tagger("Signals", exits=["first"])
+    weights = lively(family)
+    module = own_traced.Signals(7).eval()
+    module.load_state_dict(weights, strict=False)
+    inputs = torch.randint(0, 7, (4, 6))
+    with torch.no_grad():
+        x = module.first(module.words(inputs).transpose(1, 2))
+        by_hand = F.linear(x.transpose(1, 2), weights["exit1.weight"], weights["exit1.bias"]).transpose(1, 2)
+        exits = with_weights(family, family.full(), weights).eval().exits(inputs)
+    torch.testing.assert_close(exits[0], by_hand)
+    torch.testing.assert_close(exits[1], module(inputs))
+
+
+def test_a_part_that_has_other_positions_than_the_answer_is_no_exit():
+    with pytest.raises(
+        PluginError, match=r"exits has 'every_second', and .* all positions if the module answers for each"
+    ):
+        tagger("Signals", exits=["every_second"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["Signals", "Reader"])
+@pytest.mark.parametrize("method", ["depthfl", "scalefl", "hypemefed"])
+def test_methods_that_train_exits_train_a_tagger(name, method, tmp_path, monkeypatch):
+    made_tasks.of_tokens(monkeypatch)
+    more = {"hypemefed": {"hypemefed.epochs": 1}}.get(method, {})
+    keys = {"task": "parities", "family": f"own_traced:{name}", "partition": "iid", "strategy": method, "rounds": 1}
+    keys["evaluate-every"] = 1
+    folder = run(simulated_grid(), small_config(tmp_path, **keys, **{"below-smallest": "smallest"}, **more))
+    assert {device.outcome for device in read_devices(folder)} == {"trained"}
+
+
+def test_numbers_have_no_exits_that_learn_from_each_other(tmp_path, monkeypatch):
+    made_tasks.regression(monkeypatch)
+    keys = {"task": "brightness", "family": "own_traced:Dense", "partition": "iid", "strategy": "depthfl"}
+    with pytest.raises(ConfigError, match="needs one class per example"):
+        run(simulated_grid(), small_config(tmp_path, **keys))

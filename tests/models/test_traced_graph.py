@@ -12,7 +12,7 @@ import torch
 from wildflower.models.family import make_family
 from wildflower.models.traced.graph import Constant, read_graph
 from wildflower.models.traced.guarded import function_named
-from wildflower.models.traced.operators import ALLOWED, operator_named
+from wildflower.models.traced.operators import ALLOWED, FRESH, operator_named
 
 SPEC = {"name": "own_traced:Dense", "input_shape": [1, 8, 8], "classes": 7}
 
@@ -128,6 +128,146 @@ def test_a_result_larger_than_any_is_refused(spec, op, args, words):
 
     with pytest.raises(ValueError, match=f"training, node 0 .*{words}"):
         make_family(with_change(spec, put))
+
+
+X, WEIGHT = {"x": 0}, {"t": "head.weight"}
+LAST = {"n": 0}  # of the nodes that are put in front
+
+
+def with_nodes(spec, nodes, mode="evaluation", **more):
+    def change(graph):
+        graph[mode] = [{"op": op, "args": list(args)} for op, *args in nodes]
+        graph.update({"blocks": {}, "bypassed": {}, "stacks": {}} | more)
+
+    return with_change(spec, change)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changed"),
+    [
+        ([("relu_.default", X)], "its input"),
+        ([("flatten.using_ints", X), ("add_.Scalar", LAST, 1)], "its input"),
+        ([("dropout.default", X, 0.5, False), ("zero_.default", LAST)], "its input"),
+        ([("einsum.default", "abcd->dcba", [X]), ("zero_.default", LAST)], "its input"),
+        ([("split.Tensor", X, 1), ("getitem", LAST, 0), ("zero_.default", {"n": 1})], "its input"),
+        ([("lstm.input", X, [X, X], [], False, 0, 0.0, False, False, True), ("getitem", LAST, 0)], "its input"),
+        ([("copy_.default", WEIGHT, X)], "head.weight"),
+        ([("relu.default", X), ("mul.out", LAST, LAST), ("mul.out", LAST, LAST, X)], "its input"),
+        ([("detach.default", WEIGHT), ("fill_.Scalar", LAST, 0.0)], "head.weight"),
+        ([("mT.default", WEIGHT), ("index_put_.default", LAST, [X], X)], "head.weight"),
+        ([("batch_norm.default", X, None, None, WEIGHT, WEIGHT, True, 0.1, 1e-5, False)], "head.weight"),
+        ([("instance_norm.default", X, None, None, X, X, True, 0.1, 1e-5, False)], "its input"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+def test_a_graph_that_writes_into_the_batch_or_a_parameter_is_refused(spec, nodes, changed, mode):
+    last = [("relu_.default", {"n": len(nodes) - 1})]
+    with pytest.raises(ValueError, match=f"{mode}, node .*: it changes {changed} in place"):
+        make_family(with_nodes(spec, [*nodes, *last], mode))
+
+
+def test_what_stands_for_a_block_that_is_left_out_is_not_written_into(spec):
+    """With the block the result is new memory, and without it the batch itself."""
+    nodes = [("relu.default", X), ("zero_.default", LAST)]
+    assert make_family(with_nodes(spec, nodes))
+    blocks = {"blocks": {"layer": [next(iter(opened(spec)["groups"]))]}, "bypassed": {"layer": [[0, -1], [0, -1]]}}
+    with pytest.raises(ValueError, match=r"evaluation, node 1 .*: it changes its input in place"):
+        make_family(with_nodes(spec, nodes, **blocks))
+
+
+def test_of_two_blocks_with_one_result_each_may_be_left_out(spec):
+    """In place of the last one's result is new memory, in place of the first one's the batch."""
+    nodes = [("relu.default", X), ("relu.default", LAST), ("zero_.default", {"n": 1})]
+    first, second = list(opened(spec)["groups"])[:2]
+    blocks = {"first": [first], "second": [second]}
+    assert make_family(with_nodes(spec, nodes, blocks=blocks, bypassed={"first": [[1, 0]] * 2, "second": [[1, 0]] * 2}))
+    bypassed = {"first": [[1, -1]] * 2, "second": [[1, 0]] * 2}
+    with pytest.raises(ValueError, match=r"evaluation, node 2 .*: it changes its input in place"):
+        make_family(with_nodes(spec, nodes, blocks=blocks, bypassed=bypassed))
+
+
+@pytest.mark.parametrize("op", ["add_.t", "sort.int"])
+def test_an_operator_that_changes_a_list_is_refused(spec, op):
+    with pytest.raises(ValueError, match="changes a list"):
+        make_family(with_change(spec, set_op(op)))
+
+
+def test_results_and_buffers_may_be_written_into(spec):
+    def mark(graph):
+        graph["state"]["head.bias"]["kind"] = "buffer"
+
+    written = [
+        ("copy_.default", {"t": "head.bias"}, {"t": "head.bias"}),
+        ("linear.default", X, WEIGHT),
+        ("add_.Tensor", {"n": 1}, WEIGHT),
+        ("slice.Tensor", {"n": 2}, 0, 0, 1),
+        ("relu_.default", {"n": 3}),
+        ("einsum.default", "abcd,ef->abf", [X, WEIGHT]),
+        ("relu_.default", {"n": 5}),
+        ("index.Tensor", WEIGHT, [X]),
+        ("add_.Tensor", {"n": 7}, WEIGHT),
+        ("batch_norm.default", X, None, None, WEIGHT, WEIGHT, False, 0.1, 1e-5, False),
+    ]
+    assert make_family(with_nodes(with_change(spec, mark), written))
+
+
+def test_memory_that_was_not_written_is_zero():
+    for op, arguments in (("empty.memory_format", [[1000]]), ("new_empty.default", [torch.ones(1), [1000]])):
+        torch.full((1000,), 7.0)  # whose memory is free again
+        assert not function_named(op)(*arguments).any()
+    torch.full((1000,), 7.0)
+    assert not function_named("empty_like.default")(torch.ones(1000)).any()
+
+
+SCALAR, ROW, NONE = torch.ones(1, 1), torch.ones(1), torch.zeros(1, dtype=torch.int64)
+NEW = {
+    "cat": [[SCALAR]],
+    "clone": [SCALAR],
+    "column_stack": [[SCALAR]],
+    "constant_pad_nd": [SCALAR, [0, 0]],
+    "cumsum": [SCALAR, 0],
+    "flip": [SCALAR, []],
+    "hstack": [[SCALAR]],
+    "index": [SCALAR, [NONE]],
+    "index_add": [SCALAR, 0, NONE[:0], SCALAR[:0]],
+    "index_copy": [SCALAR, 0, NONE[:0], SCALAR[:0]],
+    "index_fill": [SCALAR, 0, NONE[:0], 1.0],
+    "index_put": [SCALAR, [NONE], SCALAR],
+    "masked_select": [ROW, ROW > 0],
+    "nan_to_num": [SCALAR],
+    "outer": [ROW, ROW],
+    "pad": [SCALAR, [0, 0]],
+    "reflection_pad1d": [SCALAR, [0, 0]],
+    "repeat": [SCALAR, [1, 1]],
+    "replication_pad1d": [SCALAR, [0, 0]],
+    "roll": [SCALAR, [0], [0]],
+    "scatter": [SCALAR, 0, NONE[None, :0], SCALAR],
+    "scatter_add": [SCALAR, 0, NONE[None, :0], SCALAR],
+    "softmax": [SCALAR, 0],
+    "sort": [SCALAR],
+    "sum": [SCALAR],
+    "tensordot": [SCALAR, SCALAR, [1], [0]],
+    "tile": [SCALAR, [1]],
+    "topk": [SCALAR, 1],
+    "vstack": [[SCALAR]],
+}
+
+
+def shares(result, *given):
+    return result.untyped_storage().data_ptr() in [each.untyped_storage().data_ptr() for each in given]
+
+
+@pytest.mark.parametrize(("name", "arguments"), (NEW).items())
+def test_new_memory_is_new_where_nothing_is_computed(name, arguments):
+    assert name in FRESH
+    result = getattr(torch.ops.aten, name)(*arguments)
+    assert not shares(result[0] if isinstance(result, tuple) else result, SCALAR, ROW)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,j->ij", "ij,->ij", "ij,ij->ij", "i,j->ij", "i,i->i", ",->"])
+def test_a_product_by_einsum_is_new_memory(equation):
+    given = [torch.ones([1] * len(letters)) for letters in equation.partition("->")[0].split(",")]
+    assert not shares(torch.ops.aten.einsum(equation, given), *given)
 
 
 def test_constants_come_back_to_the_bit():

@@ -190,13 +190,13 @@ def test_a_price_is_that_of_a_step_that_is_followed(name, accumulates):
         found = family.step(arch, 6, accumulates=accumulates)
         assert found.peak_bytes == pytest.approx(step.peak_bytes, rel=0.01)
         assert replace(found, peak_bytes=0) == replace(step, peak_bytes=0)
-    assert _recorded(family, (), 6, accumulates=accumulates) is not None
+    assert _recorded(family, (), (), 6, accumulates=accumulates) is not None
 
 
 @pytest.mark.parametrize("name", ["Residual", "Separable"])
 def test_large_batches_are_priced_from_one_step_too(name):
     """Pixels of a batch times those of a kernel are more than the primes that stand for widths."""
-    assert _recorded(family_of(name), (), 2000, accumulates=False) is not None
+    assert _recorded(family_of(name), (), (), 2000, accumulates=False) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,10 +10,11 @@ from tests.models.test_cost import allocated_peak_bytes
 from wildflower.models import max_pool
 from wildflower.models.cost import OPTIMIZERS, backward_copies, cost, forward_copies
 from wildflower.models.family import make_family
-from wildflower.models.trace import follow, recurrent_copies, recurrent_workspace
+from wildflower.models.trace import follow, memory_inside, recurrent_copies, recurrent_workspace
 from wildflower.models.traced.price import Factors
 
 torch.set_num_threads(1)
+aten = torch.ops.aten
 
 DESCRIBED = [
     {"name": "lenet5", "input_shape": [1, 12, 12]},
@@ -130,6 +132,58 @@ def test_a_network_may_answer_for_every_token():
     assert cost(family, family.full(), batch_size=2, optimizer="sgd").parameters > 40 * 16
     with pytest.raises(ValueError, match=r"returns \(2, 5, 12\) .* must return one tensor of \(batch, 12\)"):
         follow(lambda: family.build(family.full()), 2, (12,), torch.int64, 12)
+
+
+def test_one_head_is_priced_as_a_step_of_its_own():
+    """Where a side is 1, PyTorch makes views of what it copies otherwise, and more stays in memory."""
+    family = make_family({"name": "own_traced:Scores", "input_shape": [1, 8, 8], "classes": 7})
+    heads = [number for number, full in enumerate(family.groups.values()) if full == 4]
+    assert heads
+    for arch in (family.width(0.25), family.smallest()):
+        assert set(family.ones(arch.widths)) & set(heads)
+        true = follow(lambda arch=arch: family.build(arch), 64, (1, 8, 8), torch.float32, 7).peak_bytes
+        assert family.step(arch, 64, accumulates=False).peak_bytes == pytest.approx(true, rel=0.005)
+
+
+REAL, COMPLEX = torch.rand(64, 8, 16, 12), torch.rand(64, 8, 16, 12, dtype=torch.complex64)
+WEIGHT = torch.rand(32, 8, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        (aten._fft_r2c.default, (REAL, [2, 3], 0, True)),
+        (aten._fft_r2c.default, (REAL, [1], 0, True)),
+        (aten._fft_r2c.default, (REAL[:, :1].expand(-1, 8, -1, -1), [2, 3], 0, True)),
+        (aten._fft_c2c.default, (COMPLEX, [3], 0, True)),
+        (aten._fft_c2c.default, (COMPLEX, [2], 0, True)),
+        (aten._fft_c2c.default, (COMPLEX.transpose(2, 3), [2], 0, True)),
+        (aten._fft_c2r.default, (COMPLEX, [3], 0, 22)),
+        (aten._fft_c2r.default, (COMPLEX, [1], 0, 14)),
+        (aten._fft_c2r.default, (COMPLEX, [2, 3], 0, 22)),
+        (aten.bmm.default, (COMPLEX[:, 0], COMPLEX[:, 1].mT)),
+        (aten.bmm.default, (COMPLEX[:, 0].contiguous(), COMPLEX[:, 1].contiguous().conj().mT)),
+    ],
+)
+def test_an_operator_holds_what_pytorch_allocates(operator, arguments):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = operator(*arguments)
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    inside = memory_inside(operator, arguments, result)
+    counted, tensors = inside or (lambda: result.nbytes, ())
+    assert counted(*[tensor.shape for tensor in tensors]) == pytest.approx(live.max(), rel=0.01)
+
+
+def test_a_convolution_makes_gradients_dense_first():
+    """Of every other entry of larger memory, as of a real part: as many bytes more as the gradient has."""
+    gradient = torch.rand(64, 32, 16, 12, dtype=torch.complex64).real
+    held = []
+    for each in (gradient, gradient.contiguous()):
+        arguments = (each, REAL, WEIGHT, [32], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True])
+        counted, tensors = memory_inside(aten.convolution_backward.default, arguments, None)
+        held.append(counted(*[tensor.shape for tensor in tensors]))
+    assert held[0] - held[1] == 4 * 64 * 32 * 16 * 12
 
 
 def test_a_number_is_read_as_a_product_of_widths():

@@ -35,10 +35,10 @@ from wildflower.server_app.tables import frame_of
 from wildflower.strategies.recipfl.recipfl import RecipFL
 from wildflower.tasks import digits
 from wildflower.tasks.hub import import_datasets
-from wildflower.tasks.mat import read_mat
 from wildflower.tasks.metrics import EntityF1, Scale, scale_of
 from wildflower.tasks.task import load_task
 from wildflower.tasks.tokens import load_tokenizer
+from wildflower.tasks.unimib import read_mat
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -53,9 +53,6 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
 IMPORTED = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
 # Imports that nothing stands around: a function that runs before has looked, or the library comes with another one.
 LOOKED_BEFORE = {
-    ("client_app/node_config.py", "click"),  # comes with typer
-    ("wildflower/cli/command.py", "click"),  # comes with typer
-    ("wildflower/launch/known_nodes.py", "click"),  # comes with typer
     ("wildflower/messages/orders.py", "pydantic_core"),  # comes with pydantic
     ("server_app/pages.py", "jinja2"),  # comes with torch
     ("wildflower/cli/fleet_page.py", "jinja2"),
@@ -89,7 +86,7 @@ def text_of(use):
 def compare_two():
     """A method's lead over another one, each with two seeds."""
     groups = [
-        Group(name, [SimpleNamespace(seed=seed, figure=score * seed) for seed in (1, 2)])
+        Group(name, [SimpleNamespace(seed=seed, summary=SimpleNamespace(figure=score * seed)) for seed in (1, 2)])
         for name, score in (("first", 0.4), ("second", 0.3))
     ]
     return _gap(*groups, Scale("accuracy"))

@@ -12,7 +12,7 @@ from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.cost import Cost
 from wildflower.rounds import delivery, scores
-from wildflower.rounds.budgets import MESSAGE_COPIES
+from wildflower.rounds.asking import MESSAGE_COPIES
 from wildflower.rounds.delivery import (
     Recipient,
     delivered_models,

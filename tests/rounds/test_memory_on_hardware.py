@@ -5,13 +5,13 @@ import logging
 import pytest
 
 from tests.small_run import METHODS, connected_grid, small_config, started
-from wildflower.client_app import work
+from wildflower.client_app import prepared, training_message, work
 from wildflower.client_app.limits import Refusal
 from wildflower.devices.budget import Budget
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.messages.orders import Batch, EvaluationBatch
 from wildflower.messages.wire import from_records
-from wildflower.rounds.budgets import MESSAGE_COPIES
+from wildflower.rounds.asking import MESSAGE_COPIES
 from wildflower.rounds.population import OVERRUN_FACTOR, RECOVERY
 from wildflower.strategies.level_options import sizes_between
 
@@ -20,8 +20,9 @@ HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "budget.memory-fr
 
 def device_with(monkeypatch, free_bytes, **fields):
     report = DeviceReport("board", memory_total_bytes=10 * free_bytes, memory_available_bytes=free_bytes, **fields)
-    monkeypatch.setattr(work, "device_report", lambda config, traffic_bytes=0, left_bytes=0: report)
-    monkeypatch.setattr(work, "probe_machine", lambda: report)
+    for module in (work, training_message):
+        monkeypatch.setattr(module, "device_report", lambda config, traffic_bytes=0, left_bytes=0: report)
+    monkeypatch.setattr(prepared, "probe_machine", lambda: report)
 
 
 def work_orders(message):
@@ -50,8 +51,9 @@ def test_a_device_that_gets_nothing_takes_no_others_place(tmp_path, monkeypatch,
     def report(config, traffic_bytes=0, left_bytes=0):
         return poor if config["partition-id"] == 1 else rich
 
-    monkeypatch.setattr(work, "device_report", report)
-    monkeypatch.setattr(work, "probe_machine", lambda: rich)
+    for module in (work, training_message):
+        monkeypatch.setattr(module, "device_report", report)
+    monkeypatch.setattr(prepared, "probe_machine", lambda: rich)
     grid = connected_grid(3, tmp_path)
     with caplog.at_level(logging.WARNING):
         devices = [d for number in (1, 2, 3) for d in engine.run_round(grid, number, scorer).devices]
@@ -159,7 +161,7 @@ def test_a_killed_child_lowers_its_devices_budget_once(tmp_path, monkeypatch):
     def killed(*arguments, **options):
         raise Refusal("the kernel killed the work", overrun=True)
 
-    monkeypatch.setattr(work, "do_order", killed)
+    monkeypatch.setattr(training_message, "do_order", killed)
     devices = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
     assert [d["outcome"] for d in devices] == ["refused: the kernel killed the work"] * 2
     share = devices[0]["predicted_memory_bytes"] / devices[0]["budget"]["memory_bytes"]  # of the larger
@@ -178,14 +180,14 @@ def test_after_an_overrun_the_device_gets_a_smaller_model_and_slowly_the_old_one
     engine, scorer = started(small_config(tmp_path, **HARDWARE, rounds=40, evaluate_every=40))
     needed = costs(engine)
     device_with(monkeypatch, with_message(needed[1.0]) * 11 // 10)
-    good = work.do_order
+    good = training_message.do_order
 
     def do_order(context):
         if context.order.predicted_memory_bytes == needed[1.0].peak_training_memory_bytes and rounds < 3:
             raise Refusal("out of memory after 5 bytes", overrun=True)
         return good(context)
 
-    monkeypatch.setattr(work, "do_order", do_order)
+    monkeypatch.setattr(training_message, "do_order", do_order)
     grid = connected_grid(1, tmp_path)
     seen = []
     for rounds in range(1, 16):
@@ -222,15 +224,16 @@ def test_a_device_that_could_afford_nothing_is_asked_again_in_the_next_round(tmp
 
 def test_a_report_after_work_counts_what_the_work_has_left_as_free(tmp_path, monkeypatch):
     held, told = iter([1000, 1700]), []
-    monkeypatch.setattr(work, "own_bytes", lambda: next(held))
+    monkeypatch.setattr(training_message, "own_bytes", lambda: next(held))
     report = DeviceReport("board", memory_total_bytes=10**10, memory_available_bytes=10**9)
 
     def device_report(config, traffic_bytes=0, left_bytes=0):
         told.append(left_bytes)
         return report
 
-    monkeypatch.setattr(work, "device_report", device_report)
-    monkeypatch.setattr(work, "probe_machine", lambda: report)
+    for module in (work, training_message):
+        monkeypatch.setattr(module, "device_report", device_report)
+    monkeypatch.setattr(prepared, "probe_machine", lambda: report)
     engine, scorer = started(small_config(tmp_path, **HARDWARE))
     engine.run_round(connected_grid(1, tmp_path), 1, scorer)
     assert told == [0, 700]
@@ -246,7 +249,8 @@ def test_work_is_not_lost_with_the_report_behind_it(tmp_path, monkeypatch, caplo
             raise RuntimeError("no memory for this")
         return honest(config)
 
-    monkeypatch.setattr(work, "device_report", device_report)
+    for module in (work, training_message):
+        monkeypatch.setattr(module, "device_report", device_report)
     [device] = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
     assert device["outcome"] == "trained"
     assert calls[-1] > 0

@@ -13,7 +13,7 @@ import pytest
 
 from tests.grid import InProcessGrid
 from tests.small_run import FakeTime, small_config
-from wildflower.client_app import device_report, work
+from wildflower.client_app import device_report, training_message, work
 from wildflower.client_app.app import app as client
 from wildflower.client_app.delivered import CURRENT, program_in, score_of, version_of
 from wildflower.messages.delivery import Delivery
@@ -126,7 +126,8 @@ def clock(monkeypatch):
         return made(*arguments, **more)
 
     clock.end, honest, made = 0.0, device_report.rest_of, work.device_report
-    monkeypatch.setattr(work, "device_report", report)
+    for module in (work, training_message):
+        monkeypatch.setattr(module, "device_report", report)
     monkeypatch.setattr(device_report, "datetime", Clock)
     monkeypatch.setattr(device_report, "rest_of", rest_of)
     for module in ("rounds.connected_devices", "rounds.exchange", "rounds.population", "server_app.deliveries"):

@@ -11,7 +11,7 @@ from wildflower.devices.instance import VARIABLE, draw_instance, instance
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.launch.known_nodes import KnownNode
 from wildflower.messages.error import MessageError
-from wildflower.rounds.instances import Instances
+from wildflower.rounds.connected_devices import Instances
 from wildflower.rounds.quarantine import Quarantine
 from wildflower.server_app.app import run
 from wildflower.server_app.node_records import ask_release, read_nodes, take_releases
@@ -109,7 +109,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    monkeypatch.setattr("wildflower.rounds.instances.time", found)
+    monkeypatch.setattr("wildflower.rounds.connected_devices.time", found)
     return found
 
 

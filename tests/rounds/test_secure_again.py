@@ -14,7 +14,7 @@ from tests.rounds.test_secure_aggregation import kind_of
 from tests.small_run import connected_grid, same_bits
 from wildflower.client_app import work, worker
 from wildflower.client_app.app import app as client
-from wildflower.client_app.work import family_of
+from wildflower.client_app.prepared import family_of
 from wildflower.messages.orders import Batch, Reply
 from wildflower.messages.tensor_sets import digest
 from wildflower.messages.wire import from_records, to_records

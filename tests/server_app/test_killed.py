@@ -106,14 +106,17 @@ def kill_once(monkeypatch, where: str, marker: Path, *, when=lambda *args: True,
     monkeypatch.setattr(f"{module}.{dotted}", deadly)
 
 
-def in_round_2(batch, *args) -> bool:
-    return batch.round == 2
+ANSWERED = "wildflower.client_app.training_message:TrainingMessage.reply"
+
+
+def in_round_2(message) -> bool:
+    return message.batch.round == 2
 
 
 MOMENTS = {
     "before it trains": (
         "stateful",
-        "wildflower.client_app.work:do_order",
+        "wildflower.client_app.training_message:do_order",
         lambda context: context._before == 2,
         False,
     ),
@@ -123,17 +126,17 @@ MOMENTS = {
         lambda state, key, number, *_: number == 2 and key.startswith("control"),
         True,
     ),
-    "before it answers": ("stateful", "wildflower.client_app.work:_train", in_round_2, True),
+    "before it answers": ("stateful", ANSWERED, in_round_2, True),
     "while it scores personal models": ("stateful", "wildflower.client_app.work:score_order", lambda *args: True, True),
     "while it scores for the server": ("plain", "wildflower.client_app.simulation:score", lambda *args: True, False),
-    "plain": ("plain", "wildflower.client_app.work:_train", in_round_2, True),
+    "plain": ("plain", ANSWERED, in_round_2, True),
     "statistics": (
         "plain",
-        "wildflower.client_app.work:do_order",
+        "wildflower.client_app.training_message:do_order",
         lambda context: type(context.client_step).__name__ == "TakeStatistics",
         True,
     ),
-    "hypernetwork": ("hypernetwork", "wildflower.client_app.work:_train", in_round_2, True),
+    "hypernetwork": ("hypernetwork", ANSWERED, in_round_2, True),
     "keys": (
         "secure",
         "wildflower.client_app.work:_keys",
@@ -141,7 +144,7 @@ MOMENTS = {
         True,
     ),
     "shares": ("secure", "wildflower.client_app.work:_keys", lambda b, *_: b.round == 2 and b.orders[0].members, True),
-    "masks": ("secure", "wildflower.client_app.work:_train", in_round_2, True),
+    "masks": ("secure", ANSWERED, in_round_2, True),
     "revealed": ("secure", "wildflower.client_app.work:_keys", lambda b, *_: b.round == 2 and b.orders[0].sealed, True),
 }
 
@@ -167,9 +170,9 @@ def test_a_second_death_over_a_device_is_its_failure_alone_and_leaves_no_trace_o
             raise RuntimeError("as the test asked")
         return do_order(context)
 
-    do_order = import_module("wildflower.client_app.work").do_order
+    do_order = import_module("wildflower.client_app.training_message").do_order
     with monkeypatch.context() as patch:
-        patch.setattr("wildflower.client_app.work.do_order", refusing)
+        patch.setattr("wildflower.client_app.training_message.do_order", refusing)
         expected = trained(tmp_path / "refused", "stateful")
     kill_once(
         monkeypatch,
@@ -245,9 +248,7 @@ def test_a_run_whose_forking_process_is_killed_ends_in_words_and_is_gone_on_with
     tmp_path, monkeypatch, undisturbed_run
 ):
     with monkeypatch.context() as patch:
-        kill_once(
-            patch, "wildflower.client_app.work:_train", tmp_path / "killed", when=in_round_2, after=True, who=os.getppid
-        )
+        kill_once(patch, ANSWERED, tmp_path / "killed", when=in_round_2, after=True, who=os.getppid)
         with pytest.raises(ForkServerError, match="the process that workers are forked from is gone; short of memory"):
             run_here(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "runs" / "small" / "summary.json").read_text())

@@ -6,7 +6,7 @@ from flwr.common import log
 from tests.rounds.test_population import connected
 from wildflower.devices.resource_report import DeviceReport
 from wildflower.rounds.population import NodeState
-from wildflower.server_app.log_names import naming_devices, with_names
+from wildflower.server_app.app import naming_devices, with_names
 
 NODES = {17: "kitchen", 18: "attic"}
 DEVICES = {3: "kitchen", 4: "attic"}

@@ -256,7 +256,13 @@ class TwoExits(nn.Module):
 
     def exits(self, inputs: Tensor) -> list[Tensor]:
         middle = [torch.tensor(logits) for logits in self.between]
-        return [logits.expand(len(inputs), -1) for logits in (self.shallow, *middle, self.deep)]
+        exits = (self.shallow, *middle, self.deep)
+        return [logits.expand(len(inputs), *logits.shape) for logits in exits]
+
+
+def task_with(loss: Any, label_kind: str = "classes", sums_examples: bool = True) -> Any:
+    """What a client step asks of its task when it makes a loss; all classes are the device's."""
+    return SimpleNamespace(loss=loss, label_kind=label_kind, sums_examples=sums_examples, answers=lambda logits: logits)
 
 
 def a_context(family: Family | None = None, architecture: Architecture | None = None, **changes: Any) -> Any:
@@ -265,7 +271,7 @@ def a_context(family: Family | None = None, architecture: Architecture | None = 
     values = {
         "family": family,
         "architecture": architecture or family.full(),
-        "task": SimpleNamespace(loss=F.cross_entropy),
+        "task": task_with(F.cross_entropy),
         "class_counts": torch.ones(family.classes, dtype=torch.int64),
         "device": torch.device("cpu"),
         "chance": random.Random(0),

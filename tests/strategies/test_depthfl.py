@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from tests.client_app.work_orders import context_of, cut, do, work_order
 from tests.encoders import encoder
 from tests.small_run import METHODS, simulated_grid, small_config, started
-from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
+from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup, task_with
 from wildflower.client_app.kept_state import DeviceState
 from wildflower.devices.budget import Budget
 from wildflower.messages.orders import LocalTraining
@@ -17,6 +18,8 @@ from wildflower.models.network import MeanOfExits
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
 from wildflower.strategies.method import Model, Order, client_step_of
+from wildflower.tasks.labels import NO_LABEL
+from wildflower.tasks.losses import token_cross_entropy
 from wildflower.tasks.task import TaskSpec, load_task
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
@@ -171,6 +174,32 @@ def test_in_mutual_learning_every_exit_learns_what_the_other_says():
     value.backward()
     assert model.shallow.grad.tolist() == pytest.approx([0.0 - 0.15, -0.25 + 0.075, 0.25 + 0.075])
     assert model.deep.grad.tolist() == pytest.approx([0.3 + 0.15, -0.4 - 0.075, 0.1 - 0.075])
+
+
+def test_mutual_learning_of_tokens_is_the_mean_over_those_that_have_a_label():
+    """A token's own loss and divergences are those of the example above; what padding says plays no part."""
+    shallow, deep = [[math.log(2), 9.0], [0.0, 0.0], [0.0, 5.0]], [[math.log(8), 0.0], [0.0, 3.0], [0.0, 1.0]]
+    tokens = task_with(token_cross_entropy, "classes of tokens", sums_examples=False)
+    first = 0.8 * math.log(8 / 5) + 0.2 * math.log(2 / 5)
+    second = 0.5 * math.log(5 / 8) + 0.5 * math.log(5 / 2)
+    model = TwoExits(shallow, deep)
+    loss = loss_of(learning(0.5), model, task=tokens)
+    value = loss(torch.zeros(2, 1), torch.tensor([[0, NO_LABEL], [0, NO_LABEL]]))
+    assert float(value.detach()) == pytest.approx(math.log(2) + math.log(10 / 8) + 0.5 * (first + second))
+    value.backward()
+    assert not model.shallow.grad[:, 1].any()
+    assert not model.deep.grad[:, 1].any()
+    # An example without a labeled token counts with 0.
+    both = loss(torch.zeros(2, 1), torch.tensor([[0, NO_LABEL], [NO_LABEL, NO_LABEL]]))
+    assert float(both.detach()) == pytest.approx(float(value.detach()) / 2)
+
+
+def test_in_mutual_learning_a_loss_of_the_tasks_own_is_minimized():
+    model = TwoExits([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0])
+    smoothed = partial(F.cross_entropy, label_smoothing=0.3)
+    loss = loss_of(learning(0.0), model, task=task_with(smoothed, sums_examples=False))
+    own = -0.8 * math.log(2 / 4) - 0.2 * math.log(1 / 4) - 0.8 * math.log(8 / 10) - 0.2 * math.log(1 / 10)
+    assert float(loss(torch.zeros(1, 1), torch.tensor([0])).detach()) == pytest.approx(own)
 
 
 def test_in_mutual_learning_an_exit_learns_the_mean_over_the_others():

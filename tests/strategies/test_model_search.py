@@ -4,6 +4,7 @@ import torch
 from benchmarks.model_search.model_search_controls import ByExamples
 from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import setup
+from wildflower.client_app import prepared, training_message
 from wildflower.client_app import work as client_module
 from wildflower.devices.budget import Budget
 from wildflower.devices.resource_report import DeviceReport
@@ -298,8 +299,9 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
         reported.append(free[0])
         return DeviceReport("board", memory_total_bytes=10 * large, memory_available_bytes=free[0])
 
-    monkeypatch.setattr(client_module, "probe_machine", report)
-    monkeypatch.setattr(client_module, "device_report", lambda config, traffic_bytes=0, left_bytes=0: report())
+    monkeypatch.setattr(prepared, "probe_machine", report)
+    for module in (client_module, training_message):
+        monkeypatch.setattr(module, "device_report", lambda config, traffic_bytes=0, left_bytes=0: report())
     grid = connected_grid(1, tmp_path)
     send = grid.push_messages
 
@@ -372,6 +374,26 @@ def test_a_space_without_a_choice_is_told(tmp_path, caplog):
         with caplog.at_level("WARNING", "flwr"):
             strategy.start()
         assert ("There is one architecture to choose from" in caplog.text) == told
+
+
+@pytest.mark.parametrize(
+    ("shares", "layers", "family", "norm", "told"),
+    [
+        ((0.5, 1.0), "", "resnet18", "batch", True),
+        ((1.0,), "'stage1.stream' = [0.5, 1]", "resnet18", "batch", True),
+        ((0.5, 1.0), "", "resnet18", "static", False),
+        ((0.0, 1.0), "", "resnet18", "batch", False),
+        ((0.5, 1.0), "", "vit-tiny", "batch", False),
+    ],
+)
+def test_averaged_statistics_of_unlike_widths_are_told(shares, layers, family, norm, told, tmp_path, caplog):
+    made = ResNet18(input_shape=(1, 8, 8), first_channels=4, norm=norm)
+    if family != "resnet18":
+        made = make_family({"name": family, "input_shape": [1, 8, 8], "classes": 10})
+    params = ModelSearchParams(shares=shares, layer_shares=layers, norm=norm)
+    ModelSearch(setup(tmp_path, made), params).start()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("set model-search.norm = 'static'" in warning for warning in warnings) == told
 
 
 def test_effective_owners_are_the_harmonic_mean_over_the_coordinates_that_anybody_trained(tmp_path):

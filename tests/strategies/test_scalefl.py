@@ -1,14 +1,18 @@
 import math
+from copy import copy
 
 import pytest
 import torch
 
-from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
+from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup, task_with
 from wildflower.devices.budget import Budget
 from wildflower.models.cnn import Cnn10
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.method import client_step_of
 from wildflower.strategies.scalefl import ScaleFL, ScaleFLParams, WeightedExits, levels
+from wildflower.tasks.labels import NO_LABEL
+from wildflower.tasks.losses import token_cross_entropy
+from wildflower.tasks.task import TaskSpec, load_task
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(4, 4, 4), exits=(0, 1, 2))
 HALVES = ScaleFLParams(widths=(0.5, 0.5, 1.0))
@@ -138,3 +142,35 @@ def test_early_weighted_exits_learn_from_the_last_one_which_learns_from_that():
     own = [-4 / 514, 2 / 514]
     last = [(6 * pulls[0] + own[0]) / 3, (6 * pulls[1] + own[1]) / 3]
     assert model.deep.grad.tolist() == pytest.approx([last[0], last[1], last[1]], rel=1e-5)
+
+
+def test_early_weighted_exits_learn_of_tokens_that_have_a_label():
+    """The example above in the second of two tokens, of which the first has no label."""
+    shallow, deep = [[7.0, 3 * math.log(2)], [0.0, 0.0], [1.0, 0.0]], [[0.0, 3 * math.log(8)], [0.0, 0.0], [2.0, 0.0]]
+    model = TwoExits(shallow, deep)
+    tokens = task_with(token_cross_entropy, "classes of tokens", sums_examples=False)
+    loss = loss_of(WeightedExits(gamma=2.0, temperature=3.0), model, task=tokens)
+    value = loss(torch.zeros(1, 1), torch.tensor([[NO_LABEL, 0]]))
+    divergence = 0.8 * math.log(8 / 5) + 0.2 * math.log(2 / 5)
+    expected = (math.log(10 / 8) + 18 * divergence + 2 * math.log(514 / 512)) / 3
+    assert float(value.detach()) == pytest.approx(expected)
+    value.backward()
+    assert not model.shallow.grad[:, 0].any()
+    assert not model.deep.grad[:, 0].any()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_answers_that_a_device_lacks_are_out_of_reach_at_any_temperature(temperature):
+    """Of four classes the device has two; the first exit says (1, 1) / 2 of them, the last one (4, 1) / 5."""
+    own = copy(load_task(TaskSpec(name="digits", devices=1, seed=0)))
+    own._only = torch.tensor([True, False, True, False])
+    shallow, deep = [0.0, 9.0, 0.0, 9.0], [temperature * math.log(4), 9.0, 0.0, 9.0]
+    model = TwoExits(shallow, deep)
+    loss = loss_of(WeightedExits(gamma=1.0, temperature=temperature), model, task=own)
+    value = loss(torch.zeros(1, 1), torch.tensor([0]))
+    divergence = 0.8 * math.log(8 / 5) + 0.2 * math.log(2 / 5)
+    expected = math.log(2) + temperature**2 * divergence + 2 * math.log(1 + 4**-temperature)
+    assert float(value.detach()) == pytest.approx(expected / 3)
+    value.backward()
+    assert torch.isfinite(model.shallow.grad).all()
+    assert not model.shallow.grad[1::2].any()

@@ -12,6 +12,7 @@ from torch import nn
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from wildflower.client_app import fitting, side_by_side, stack
 from wildflower.client_app.context import DeviceContext
+from wildflower.plugins import flower_log
 
 # FjORD draws a width for every batch, and ReCipFL's batch norms begin with a mean over the first batches. The others
 # step two sets of weights, each by a rule of its own.
@@ -73,7 +74,7 @@ def one_round(folder, method, at_once, caplog, **changes):
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING, "flwr"):
         patch.setattr(side_by_side, "fit_stacked", fit_at_once)
         patch.setattr(fitting, "fit_here", fit_in_turn)
-        patch.setattr(side_by_side, "_told", set())
+        patch.setattr(flower_log, "_told", set())
         patch.setattr(DeviceContext, "__init__", unequal)
         engine, scorer = started(small_config(folder, **keys | {"compute.side-by-side": at_once}))
         result = engine.run_round(simulated_grid(1), 1, scorer)

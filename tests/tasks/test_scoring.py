@@ -3,7 +3,7 @@ from torch import nn
 
 from wildflower.models.cnn import Cnn3
 from wildflower.models.network import MeanOfExits
-from wildflower.tasks.scoring import score, score_exits
+from wildflower.tasks.scoring import add_up, score, score_batches
 from wildflower.tasks.task import TaskSpec, load_task
 
 CPU = torch.device("cpu")
@@ -36,7 +36,8 @@ def test_all_exits_are_scored_in_one_pass_as_sub_models_are() -> None:
     family = Cnn3(input_shape=task.input_shape, exits=(1, 2, 3))
     torch.manual_seed(0)
     model = family.build(family.full())
-    found = score_exits(model, task, inputs, labels, batch_size=40, device=CPU)
+    batches = score_batches(model, task, inputs, labels, batch_size=40, device=CPU, exits=True)
+    found = [add_up(task, of_exit) for of_exit in zip(*batches, strict=True)]
     assert not model.training
     assert len(found) == 4
     for exit, (correct, loss, _, right) in enumerate(found[:-1], start=1):
@@ -50,7 +51,7 @@ def test_all_exits_are_scored_in_one_pass_as_sub_models_are() -> None:
         mean = torch.stack(model.exits(task.prepare(inputs, augment=None))).mean(dim=0)
     assert found[-1].sums == [int((mean.argmax(1) == labels).sum())]
     assert abs(found[-1].loss_sum - float(nn.functional.cross_entropy(mean, labels, reduction="sum"))) < 1e-3
-    assert score_exits(model, task, inputs[:0], labels[:0], batch_size=8, device=CPU) == []
+    assert score_batches(model, task, inputs[:0], labels[:0], batch_size=8, device=CPU, exits=True) == []
 
 
 def test_images_are_scored_with_the_channels_of_a_pixel_side_by_side() -> None:

@@ -7,22 +7,16 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from wildflower.cli.check_command import check
 from wildflower.cli.compare import compare, report
-from wildflower.cli.config import config
 from wildflower.cli.deliver_command import deliver, model
+from wildflower.cli.experiment_commands import check, config, family, plan, run, supernet
 from wildflower.cli.export_command import export, predict
-from wildflower.cli.family_command import family
 from wildflower.cli.fleet import fleet
 from wildflower.cli.new import new
 from wildflower.cli.paper_command import paper
-from wildflower.cli.plan_command import plan
 from wildflower.cli.probe_command import bandwidth_server, probe
 from wildflower.cli.record import record
-from wildflower.cli.run import run
-from wildflower.cli.supernet_command import supernet
-from wildflower.cli.sweep import sweep
-from wildflower.cli.tune import tune
+from wildflower.cli.sweep import sweep, tune
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.plugins.user_error import UserError
 

@@ -115,11 +115,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """JSON, with a list of devices."""
-        values = {
-            name: getattr(self, name)
-            for name in ("method", "family", "whole_parameters", "counts", "epsilon", "delta", "warnings")
-        }
-        return values | {"devices": [device.to_json() for device in self.devices]}
+        return asdict(replace(self, devices=[])) | {"devices": [device.to_json() for device in self.devices]}
 
 
 def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:

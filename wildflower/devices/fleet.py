@@ -37,6 +37,7 @@ from wildflower.devices.time_series import LINK_COLUMNS, MEMORY_COLUMNS, Trace, 
 from wildflower.devices.validation import MAX_WHOLE, check_number
 from wildflower.plugins.invalid import one
 from wildflower.plugins.nearest import nearest
+from wildflower.plugins.raised_as import raised_as
 
 Requirement = Callable[[float], tuple[int, int]]
 
@@ -414,15 +415,13 @@ def _compile(path: Path, table: GroupTable, requirement: Requirement | None) -> 
         name = getattr(table, key)
         if name is None:
             return None
-        try:
+        with raised_as(ValueError, f"{where}: {key} = {name!r}: "):
             found = read_trace(path.parent / Path(name).expanduser(), columns)
             maximum = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
             check_number(float(found.values.max()), "its highest value", maximum=maximum)
             if columns is LINK_COLUMNS and table.link_range is not None:
                 return found.stretched(*table.link_range)
             return found
-        except ValueError as error:
-            raise ValueError(f"{where}: {key} = {name!r}: {error}") from error
 
     payload_limit_bytes = None if table.payload is None else int(table.payload)
     memory: Quantity | Trace | None = table.memory or table.training_memory or trace("memory_trace", MEMORY_COLUMNS)

@@ -1,6 +1,7 @@
 """The instance of a node: drawn at random when it starts, and handed to its children in their environment.
 
 Two boards with a copied key are two instances. Nothing is written down, because that would be copied with the card.
+Nothing else stands here: a node's first process imports it, and has to stay small.
 """
 
 from __future__ import annotations

@@ -13,23 +13,20 @@ from wildflower.devices.probe import probe_machine
 from wildflower.devices.resource_report import DeviceReport
 
 
-def node_report(
-    config: Mapping[str, object], folder: Path, *, traffic_bytes: int = 0, root: Path = Path("/")
-) -> DeviceReport:
+def node_report(config: Mapping[str, object], folder: Path, *, traffic_bytes: int = 0) -> DeviceReport:
     """Return the report of this machine as the node that its config describes.
 
     Args:
         config: The node config.
         folder: Where the node keeps what it knows of its links.
         traffic_bytes: Weights that came and went since the last report; they pay for measuring the links.
-        root: As for `probe_machine`.
 
     Raises:
         ValueError: a key of the node config, or a limit of a control group, is not what it should be; names it.
     """
     owner = node_config.read(config)
     name, age_seconds = instance()
-    machine = probe_machine(root)
+    machine = probe_machine()
     report = replace(
         machine,
         kind=owner.kind or machine.kind,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wildflower.plugins.nearest import nearest
+from wildflower.plugins.raised_as import raised_as
 
 # Unit of the second column -> factor to Mbit/s or to bytes.
 LINK_COLUMNS = {"kbit_per_s": 1e-3, "mbit_per_s": 1.0, "gbit_per_s": 1e3}
@@ -62,11 +63,9 @@ def read_trace(path: Path, columns: dict[str, float]) -> Trace:
         ValueError: names the file, the line and what would be right: file missing or empty, wrong header, seconds that
             do not count up by one, values that are not finite or negative.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot read this trace: {error}") from error
+    wrong = raised_as(ValueError, f"{path}: cannot read this trace: ", (OSError, UnicodeDecodeError))
+    with wrong, path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.reader(file))
     header = [cell.strip() for cell in rows[0]] if rows else []
     if len(header) != 2 or header[0] != "seconds" or header[1] not in columns:
         hint = nearest(header[-1] if header else "", columns)

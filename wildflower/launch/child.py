@@ -25,11 +25,11 @@ from wildflower.launch.forked_server import prepare_to_fork, print_to
 from wildflower.launch.process_ends import run_and_leave
 from wildflower.launch.starting import loading_modules
 from wildflower.launch.superlink import interrupted_later
-from wildflower.plugins.extras import needed
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
+    from wildflower.client_app.simulation import ForkServer
     from wildflower.rounds.hooks import RoundHook
 
 GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
@@ -69,11 +69,19 @@ Child = subprocess.Popen[bytes] | Forked
 
 
 def begin(
-    experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook], forked: bool = False
+    experiment: Path,
+    overrides: Sequence[str],
+    output: Path,
+    hooks: Sequence[RoundHook],
+    forked: bool = False,
+    shared: Sequence[ForkServer] = (),
 ) -> Child:
-    """Start a run, by a fork where asked or where it has hooks; what it prints goes to the end of a file."""
+    """Start a run, by a fork where asked or where it has hooks; what it prints goes to the end of a file.
+
+    shared: its end of a process whose workers it shares, then those of runs that are still to be started.
+    """
     if hooks or forked:
-        return fork(experiment, overrides, output, hooks)
+        return fork(experiment, overrides, output, hooks, shared)
     with private_open(output, "ab") as file:
         return start(experiment, overrides, file)
 
@@ -90,12 +98,18 @@ def running(experiment: Path, overrides: Sequence[str], output: Path, hooks: Seq
         stop(started)
 
 
-def fork(experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]) -> Forked:
+def fork(
+    experiment: Path,
+    overrides: Sequence[str],
+    output: Path,
+    hooks: Sequence[RoundHook],
+    shared: Sequence[ForkServer] = (),
+) -> Forked:
     """Start a run as a fork of this process, whose hooks it can have; what it prints goes to the end of a file.
 
-    It is stopped when this process ends, as one of `start` is.
+    It is stopped when this process ends, as one of `start` is. `shared` is as of `begin`.
     """
-    arguments = (os.getpid(), experiment, overrides, output, hooks)
+    arguments = (os.getpid(), experiment, overrides, output, hooks, shared)
     process = multiprocessing.get_context("fork").Process(target=_run_forked, args=arguments, name="run")
     process.start()
     return Forked(process)
@@ -109,11 +123,11 @@ def load_for_forks() -> bool:
     if _why_not_fork():
         return False
     prepare_to_fork()
-    with loading_modules(), needed("pandas", "a run's report"):
-        import pandas  # noqa: F401
+    with loading_modules():
+        import wildflower.server_app.app  # noqa: F401
+        from wildflower.server_app.journal import load_writers
 
-        import wildflower.server_app.app
-        import wildflower.server_app.report  # noqa: F401
+        load_writers()
     return True
 
 
@@ -153,7 +167,12 @@ def check_hooks(hooks: Sequence[RoundHook]) -> None:
 
 
 def _run_forked(
-    parent: int, experiment: Path, overrides: Sequence[str], output: Path, hooks: Sequence[RoundHook]
+    parent: int,
+    experiment: Path,
+    overrides: Sequence[str],
+    output: Path,
+    hooks: Sequence[RoundHook],
+    shared: Sequence[ForkServer],
 ) -> NoReturn:
     from rich.console import Console
 
@@ -164,10 +183,12 @@ def _run_forked(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent, signal.SIGTERM)
+    for of_others in shared[1:]:
+        of_others.close()
     print_to(output)
     # Not `terminal`, which would take a notebook's output for this process's own.
     console = Console(file=sys.stdout, emoji=False, force_jupyter=False, force_terminal=False)
-    sys.exit(run_experiment(experiment, overrides, None, console, hooks=hooks))
+    sys.exit(run_experiment(experiment, overrides, None, console, hooks=hooks, shared=shared[0] if shared else None))
 
 
 def start(experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

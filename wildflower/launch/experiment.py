@@ -1,5 +1,8 @@
 """`wildflower run`: one experiment from start to report, watched through its journal."""
 
+from __future__ import annotations
+
+import base64
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from wildflower.client_app.signed_app import SIGNATURE, app_digest
 from wildflower.launch.app_log import last_traceback, log_since, warnings_text
 from wildflower.launch.before import (
     Deployment,
@@ -25,12 +29,12 @@ from wildflower.launch.experiment_file import SettingsError, beside, place, reso
 from wildflower.launch.following import follow, follow_process
 from wildflower.launch.forked_server import local_server, prepare_to_fork, told_later
 from wildflower.launch.showing import progress, summary_table
-from wildflower.launch.signing import sign
 from wildflower.launch.starting import loading_modules
 from wildflower.launch.superlink import FlowerError, SuperLink, connected, stop_signals_interrupt
 from wildflower.launch.terminal import say
 from wildflower.plugins.beside import APP
 from wildflower.plugins.extras import MissingExtraError
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference
 from wildflower.server_app.resuming import check_folder
 from wildflower.server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, read_rounds, read_summary
@@ -38,8 +42,35 @@ from wildflower.server_app.summary import global_model
 from wildflower.server_app.units import bytes_text, counted
 
 if TYPE_CHECKING:
+    from wildflower.client_app.simulation import ForkServer
     from wildflower.rounds.hooks import RoundHook
     from wildflower.server_app.config import RunConfig
+
+_INCLUDE = "fab-include = ["
+
+
+def sign(app: Path, key_file: Path) -> None:
+    """Sign the files of an app's folder, as `make_bundle` makes it, with an Ed25519 key of OpenSSH's.
+
+    Raises SettingsError where it is none.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.cli.build import build_fab_from_disk
+
+    with raised_as(SettingsError, f"--sign {key_file}: ", (OSError, ValueError, TypeError, UnsupportedAlgorithm)):
+        key = load_ssh_private_key(key_file.read_bytes(), None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SettingsError(f"--sign {key_file}: expected an Ed25519 key, as deploy/certs makes it: app.key")
+    pyproject = app / "pyproject.toml"
+    text = pyproject.read_text(encoding="utf-8")
+    pyproject.write_text(text.replace(_INCLUDE, f'{_INCLUDE}\n    "{SIGNATURE}",', 1), encoding="utf-8")
+    file = app / SIGNATURE
+    file.write_text("", encoding="utf-8")
+    signature = base64.b64encode(key.sign(app_digest(build_fab_from_disk(app)))).decode()
+    file.write_text(f'signature = "{signature}"\n', encoding="utf-8")
+
 
 INTERRUPTED = 130
 FULL_DISK_BYTES = 10**6
@@ -51,16 +82,18 @@ def run_experiment(
     app_dir: Path | None,
     console: Console,
     deployment: Deployment | None = None,
-    hooks: Sequence["RoundHook"] = (),
+    hooks: Sequence[RoundHook] = (),
+    shared: ForkServer | None = None,
 ) -> int:
     """Run an experiment and tell about it on `console`; returns the exit code: 0 only if the run really finished.
 
     Devices are simulated here, or those of a `deployment`, which writes the run's folder where we read it: this command
-    and its SuperLink must see the same output-dir. `hooks` are of this process, from which the run is forked.
+    and its SuperLink must see the same output-dir. `hooks` are of this process, from which the run is forked;
+    `shared` forks workers that it shares with other runs.
     """
     try:
         with stop_signals_interrupt(), beside(experiment) as modules, ExitStack() as held:
-            return _run(experiment, overrides, app_dir, console, deployment, modules, held, hooks)
+            return _run(experiment, overrides, app_dir, console, deployment, modules, held, hooks, shared)
     except (SettingsError, MissingExtraError, JournalError, FlowerError, OSError) as error:
         say(console, str(error), "Error: ", "bold red")
         return 1
@@ -77,7 +110,8 @@ def _run(
     deployment: Deployment | None,
     modules: Mapping[str, Path],
     held: ExitStack,
-    hooks: Sequence["RoundHook"],
+    hooks: Sequence[RoundHook],
+    shared: ForkServer | None,
 ) -> int:
     with loading_modules():
         import wildflower.server_app.config  # noqa: F401  torch above all
@@ -109,7 +143,7 @@ def _run(
     try:
         if deployment is None:
             assert built is not None
-            with local_server(config, built, said, app_log) as server, shown() as show:
+            with local_server(config, built, said, app_log, shared) as server, shown() as show:
                 failure = follow_process(server, run_dir, show)
         else:
             with _submitted(config, app_dir, modules, deployment) as (flower, run_id), shown() as show:
@@ -148,7 +182,7 @@ def _run(
     return 0
 
 
-def _announce(console: Console, config: "RunConfig", deployment: Deployment | None, warnings: Iterable[str]) -> None:
+def _announce(console: Console, config: RunConfig, deployment: Deployment | None, warnings: Iterable[str]) -> None:
     """Say what begins, and what a person should know before."""
     where = [f"{config.workers} workers"] if config.fleet else []
     where += [f"at {deployment.address}"] if deployment else []
@@ -165,7 +199,7 @@ def _announce(console: Console, config: "RunConfig", deployment: Deployment | No
 
 @contextmanager
 def _submitted(
-    config: "RunConfig", app_dir: Path, modules: Mapping[str, Path], deployment: Deployment
+    config: RunConfig, app_dir: Path, modules: Mapping[str, Path], deployment: Deployment
 ) -> Iterator[tuple[SuperLink, str]]:
     """Hand a run to the SuperLink of a deployment, for the time of a `with` block."""
     with connected(deployment.address, deployment.root_certificates) as flower:
@@ -213,7 +247,7 @@ def find_app(app_dir: Path | None) -> Path:
     return found
 
 
-def print_resume_hint(run_dir: Path, config: "RunConfig", console: Console) -> None:
+def print_resume_hint(run_dir: Path, config: RunConfig, console: Console) -> None:
     """Say how a run goes on that has broken off; nothing where no round was finished."""
     if finished := len(read_rounds(run_dir)):
         say(

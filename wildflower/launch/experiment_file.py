@@ -1,7 +1,5 @@
 """The settings of a run before it starts: the experiment file and --set over the defaults, checked."""
 
-import json
-import math
 import os
 import re
 import tomllib
@@ -17,7 +15,7 @@ from wildflower.plugins.beside import looked_for_beside
 from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import is_reference, module_label
 from wildflower.plugins.user_error import UserError
-from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat, weights_of
+from wildflower.server_app.inline_tables import flat, parse_arguments, tables_flat, to_toml, weights_of
 
 if TYPE_CHECKING:
     from wildflower.server_app.config import RunConfig
@@ -184,7 +182,7 @@ def as_text(key: str, value: object) -> str:
     value = _plain(key, value, "numbers")
     if isinstance(value, str) and parse_override(f"{key}={value}", {}) == (key, value):
         return value
-    return toml(value)
+    return to_toml(value)
 
 
 def _plain(key: str, value: object, entries: str) -> str | int | float | bool:
@@ -249,7 +247,7 @@ def _with_absolute_folders(text: str, arguments: "TaskArguments | None", here: P
 
 def inline(values: Mapping[str, Any]) -> str:
     """Return the inside of an inline table of TOML, which `parse_arguments` reads."""
-    keys = {key: key if key.isascii() and key.isidentifier() else toml(key) for key in values}
+    keys = {key: key if key.isascii() and key.isidentifier() else to_toml(key) for key in values}
     return ", ".join(f"{keys[key]} = {_inline_value(value)}" for key, value in values.items())
 
 
@@ -258,7 +256,7 @@ def _inline_value(value: Any) -> str:
         return f"{{{inline(value)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_inline_value, value))}]"
-    return toml(value)
+    return to_toml(value)
 
 
 def _absolute(path: str, here: Path) -> str:
@@ -276,7 +274,7 @@ def free_name(output_dir: Path, name: str) -> str:
 
 def write_toml(values: Mapping[str, str | int | float | bool]) -> str:
     """Flat settings as TOML with quoted keys, which keeps "fedprox.mu" one key."""
-    return "".join(f"{toml(key)} = {toml(value)}\n" for key, value in values.items())
+    return "".join(f"{to_toml(key)} = {to_toml(value)}\n" for key, value in values.items())
 
 
 def nested_toml(values: Mapping[str, Any]) -> str:
@@ -287,7 +285,7 @@ def nested_toml(values: Mapping[str, Any]) -> str:
     plain: list[str] = []
     tables: list[str] = []
     for key, value in values.items():
-        name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml(key)
+        name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else to_toml(key)
         if isinstance(value, Mapping):
             tables.append(f"\n[{name}]\n{nested_toml(value)}")
         elif isinstance(value, list | tuple) and value and all(isinstance(part, Mapping) for part in value):
@@ -303,15 +301,7 @@ def _toml_value(key: str, value: object) -> str:
     value = _plain(key, value, "these")
     if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
         return f"'{value}'"  # as a person writes arguments
-    return toml(value)
-
-
-def toml(value: str | int | float | bool) -> str:
-    """A setting's value as TOML writes it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # inf, -inf and nan, which are no JSON
-    # JSON's texts, numbers and truth values are TOML's, but for one character that JSON need not escape.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return to_toml(value)
 
 
 def cpu_cores() -> int:

@@ -38,13 +38,13 @@ def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: S
         if over:  # Flower itself would notice after a minute, or where it cannot store anything never
             return _end_by_summary(run_dir)
         try:
-            status = flower.status(run_id)
+            status, details = flower.status(run_id)
         except FlowerError:
             if not journal.writer_ends_within(LOG_SECONDS):
                 raise
             return _end_by_summary(run_dir)
-        if status.ended:
-            return None if status.completed else f"Flower says {status.status}: {status.details}"
+        if status.startswith("finished"):
+            return None if status == "finished:completed" else f"Flower says {status}: {details}"
         # The log stream broke off and the run goes on.
         time.sleep(LOOK_SECONDS)
 

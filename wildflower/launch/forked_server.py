@@ -19,6 +19,7 @@ from wildflower.devices.private import private_open
 from wildflower.launch.superlink import STOP_SIGNALS, interrupted_later, uninterrupted
 
 if TYPE_CHECKING:
+    from wildflower.client_app.simulation import ForkServer
     from wildflower.rounds.engine import Engine
     from wildflower.rounds.evaluation import Scorer
     from wildflower.server_app.config import RunConfig
@@ -59,18 +60,23 @@ def told_later() -> Iterator[list[logging.LogRecord]]:
 
 @contextmanager
 def local_server(
-    config: RunConfig, built: tuple[Engine, Scorer | None], said: list[logging.LogRecord], log: Path
+    config: RunConfig,
+    built: tuple[Engine, Scorer | None],
+    said: list[logging.LogRecord],
+    log: Path,
+    shared: ForkServer | None = None,
 ) -> Iterator[BaseProcess]:
     """The process of a run's server, for the time of a `with` block.
 
     What it and its workers print goes to `log`, and what was `said` while the run was built before that.
+    Workers that it shares with other runs are forked by `shared`.
 
     However the block is left, all these processes are killed: what they write of a run is whole at any time.
     """
     # What is there now is looked at by no collection of garbage in the processes to come, which then share its memory.
     gc.freeze()
     server = multiprocessing.get_context("fork").Process(
-        target=_serve, args=(config, built, said, log, os.getpid()), name="server"
+        target=_serve, args=(config, built, said, log, os.getpid(), shared), name="server"
     )
     try:
         with interrupted_later():
@@ -87,10 +93,13 @@ def local_server(
 
 
 def _serve(
-    config: RunConfig, built: tuple[Engine, Scorer | None], said: list[logging.LogRecord], log: Path, parent: int
+    config: RunConfig,
+    built: tuple[Engine, Scorer | None],
+    said: list[logging.LogRecord],
+    log: Path,
+    parent: int,
+    shared: ForkServer | None,
 ) -> None:
-    import torch
-
     from wildflower.client_app.worker import end_with
     from wildflower.models.allocator import keep_freed_memory
     from wildflower.server_app.app import run
@@ -105,15 +114,23 @@ def _serve(
     print_to(log)
     for record in said:
         logging.getLogger("flwr").handle(record)
-    if config.optimizer != "sgd":
-        # PyTorch's own optimizers import its compiler, which takes 1 to 2 seconds: here once for all workers.
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    if shared is None:
+        load_compiler(config)
     engine, scorer = built
-    with local_grid(config.workers) as grid:
+    with local_grid(config.workers, shared) as grid:
         if engine.own is None:  # where devices have their own data, workers have no test set to share
             spec = TaskSpec.from_json(engine.settings.task)
             scorer = scorer_on(grid, spec, held_out=engine.settings.deliver == "best")
         run(grid, config, (engine, scorer))
+
+
+def load_compiler(config: RunConfig) -> None:
+    """Load PyTorch's compiler once for all workers, in 1 to 4 s: its optimizers and prices of stacks import it."""
+    import torch
+
+    way = config.compute.side_by_side
+    if config.optimizer != "sgd" or way == "fastest" or (way == "auto" and torch.cuda.is_available()):
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
 def print_to(log: Path) -> None:

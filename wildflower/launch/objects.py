@@ -20,9 +20,10 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from wildflower.launch.experiment_file import SettingsError, inline, nested_toml, toml
+from wildflower.launch.experiment_file import SettingsError, inline, nested_toml
 from wildflower.plugins.beside import with_imported
 from wildflower.plugins.raised_as import raised_as
+from wildflower.server_app.inline_tables import to_toml
 from wildflower.server_app.run_folder import is_run
 
 FOLDER, EXPERIMENT = "experiment", "experiment.toml"
@@ -271,7 +272,7 @@ def _data(made: Path, target: Path, objects: Objects, keys: Mapping[str, Any]) -
     source.need("from wildflower.tasks.given import given_task")
     shape = data.train.inputs.shape
     family = "mlp" if len(shape) == 2 or (len(shape) == 3 and shape[-1] == 1) else "cnn3"
-    arguments = [toml(family)]
+    arguments = [to_toml(family)]
     if objects.loss is not None:
         arguments.append(f"loss={_loss(source, objects.loss)}")
     source.what = "metric"

@@ -146,8 +146,7 @@ def newest_figures(rounds: Sequence[RoundRecord], total: int) -> str:
 
     The score is that of what devices get, and the whole model's where that was not evaluated.
     """
-    scores = (record.score if record.delivered_score is None else record.delivered_score for record in rounds)
-    evaluated = [score for score in scores if score is not None]
+    evaluated = [record.figure for record in rounds if record.figure is not None]
     figures = [score_format(rounds[-1].scale)(evaluated[-1])] if evaluated else []
     figures.append(bytes_text(sum(record.training_bytes for record in rounds)))
     if left := seconds_left(rounds, total):

@@ -28,24 +28,6 @@ class FlowerError(UserError):
 
 
 @dataclass(frozen=True)
-class RunStatus:
-    """Flower's words for a run: "pending", "starting", "running" or "finished:completed", ":failed", ":stopped"."""
-
-    status: str
-    details: str
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the run is over, in whatever way."""
-        return self.status.startswith("finished")
-
-    @property
-    def completed(self) -> bool:
-        """Return whether the run is over and Flower knows of no failure."""
-        return self.status == "finished:completed"
-
-
-@dataclass(frozen=True)
 class SuperLink:
     """A running SuperLink: a folder of ours, and the environment to talk to it."""
 
@@ -59,15 +41,18 @@ class SuperLink:
             raise FlowerError(f"Flower did not start the app: {_told(answer)}")
         return str(answer["run-id"])
 
-    def status(self, run_id: str) -> RunStatus:
-        """Ask how a run is doing. Raises FlowerError when the SuperLink does not answer."""
+    def status(self, run_id: str) -> tuple[str, str]:
+        """Ask how a run is doing: "pending", "starting", "running" or "finished:completed", ":failed", ":stopped".
+
+        Details come second. Raises FlowerError when the SuperLink does not answer.
+        """
         answer = self._ask("list", CONNECTION, "--run-id", run_id)
         if not answer.get("success"):
             raise FlowerError(f"Flower does not say how run {run_id} is doing: {_told(answer)}")
         runs = [run for run in answer["runs"] if str(run.get("run-id")) == run_id]
         if not runs:
             raise FlowerError(f"Flower knows nothing of run {run_id}")
-        return RunStatus(str(runs[0]["status"]), str(runs[0]["status-details"]))
+        return str(runs[0]["status"]), str(runs[0]["status-details"])
 
     def stop(self, run_id: str) -> None:
         """End a run. Raises FlowerError when the SuperLink does not answer."""

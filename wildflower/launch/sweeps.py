@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from wildflower.devices.private import private_folder
-from wildflower.launch import child
+from wildflower.launch import child, together
 from wildflower.launch.before import check_population
 from wildflower.launch.experiment_file import (
     SettingsError,
@@ -34,6 +34,7 @@ from wildflower.launch.following import JournalWatch
 from wildflower.launch.showing import notebook_bar
 from wildflower.launch.superlink import interrupted_later, last_lines
 from wildflower.launch.terminal import say
+from wildflower.launch.together import Planned
 from wildflower.plugins.beside import digests
 from wildflower.plugins.raised_as import raised_as
 from wildflower.server_app.resuming import check_resumable, check_same
@@ -42,6 +43,8 @@ from wildflower.server_app.run_records import Summary
 from wildflower.server_app.units import score_format, seconds_text
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from wildflower.rounds.hooks import RoundHook
     from wildflower.server_app.config import RunConfig
     from wildflower.server_app.inputs import Known
@@ -97,34 +100,11 @@ class SweepRequest:
     alone: bool = False
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One run of a sweep.
-
-    Attributes:
-        run_dir: its folder.
-        rounds: how many it is to have.
-        overrides: what makes it out of the experiment.
-        seed: its seed.
-        row: the name of its row; "" in a sweep without rows.
-    """
-
-    run_dir: Path
-    rounds: int
-    overrides: tuple[str, ...]
-    seed: int
-    row: str
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.run_dir.name
-
-
 @dataclass
 class Running:
-    """A run that goes on in a process of its own."""
+    """A run that goes on in a process of its own; `job` is the number of those that share their workers."""
 
+    job: int
     run: Planned
     process: child.Child
     log: Path
@@ -279,7 +259,7 @@ def plan(asked: SweepRequest) -> list[Planned]:
         unread_everywhere &= ignored
         read = {key: value for key, value in values.items() if key not in ignored and key != "run-name"}
         same = row.name, json.dumps(read)
-        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name)
+        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name, together.alike(config))
         place_of_same = place_of.get(same)
         if place_of_same is not None and _stage(run) <= _stage(planned[place_of_same]):
             continue  # it would be the same run again
@@ -367,12 +347,14 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
     forks = asked.alone and bool(waiting) and child.load_for_forks()
     failed: dict[Planned, str] = {}
     running: list[Running] = []
-    interrupted = False
+    shared: list[BaseProcess] = []  # which fork workers of several runs
+    begun, interrupted = 0, False
     try:
         while waiting or running:
-            while waiting and len(running) < asked.jobs:
+            while waiting and len({each.job for each in running}) < asked.jobs:
+                begun += 1
                 with interrupted_later():
-                    running.append(_start(asked, waiting.pop(0), forks))
+                    _start(asked, begun, together.next_of(waiting, forks or bool(asked.hooks)), forks, running, shared)
             if bar is not None:
                 rounds = (f"{job.run.name}: round {len(job.journal.rounds())}/{job.run.rounds}" for job in running)
                 bar.show(done, f"{done} of {len(planned)} runs", " · ".join(rounds))
@@ -391,6 +373,9 @@ def sweep(asked: SweepRequest, console: Console) -> Outcome:
         interrupted = True
     finally:
         child.stop([job.process for job in running])
+        for process in shared:  # without its runs one may still load data, which nobody is to wait for
+            process.kill()
+            process.join()
     return Outcome(planned, [run for run in planned if _finished(run)], failed, interrupted)
 
 
@@ -407,11 +392,26 @@ def _finished(run: Planned) -> bool:
     return bool(read_config(run.run_dir).config.get("rounds", 0) >= run.rounds)
 
 
-def _start(asked: SweepRequest, run: Planned, forks: bool) -> Running:
-    overrides = [*run.overrides, *(["resume=true"] if is_run(run.run_dir) else [])]
-    log = asked.folder / SWEEP_LOGS / f"{run.name}.log"
-    process = child.begin(asked.experiment, overrides, log, asked.hooks, forks)
-    return Running(run, process, log, JournalWatch(run.run_dir))
+def _start(
+    asked: SweepRequest,
+    job: int,
+    runs: Sequence[Planned],
+    forks: bool,
+    running: list[Running],
+    shared: list["BaseProcess"],
+) -> None:
+    """Start runs, which share their workers if they are several; what is started is added to the lists."""
+    logs = asked.folder / SWEEP_LOGS
+    process, ends = together.shared_workers(asked.experiment, runs, logs / f"workers-{runs[0].name}.log")
+    if process is not None:
+        shared.append(process)
+    for number, run in enumerate(runs):
+        overrides = [*run.overrides, *(["resume=true"] if is_run(run.run_dir) else [])]
+        log = logs / f"{run.name}.log"
+        begun = child.begin(asked.experiment, overrides, log, asked.hooks, forks, ends[number:])
+        running.append(Running(job, run, begun, log, JournalWatch(run.run_dir)))
+        for end in ends[number : number + 1]:
+            end.close()
 
 
 def _figures(run: Planned) -> str:

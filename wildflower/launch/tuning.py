@@ -19,12 +19,13 @@ from wildflower.launch.superlink import last_lines
 from wildflower.launch.sweeps import run_name
 from wildflower.launch.terminal import say
 from wildflower.plugins.extras import needed
+from wildflower.server_app.compared_runs import SEARCH
 from wildflower.server_app.run_folder import SWEEP_LOGS, is_run, read_summary
 from wildflower.server_app.run_records import RoundRecord
-from wildflower.server_app.searched import SEARCH
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from rich.console import Console
 
     from wildflower.rounds.hooks import RoundHook
@@ -37,20 +38,7 @@ LOG_LINES = 15
 CAN_BE = "must be two numbers (lowest, highest), such as (0.001, 0.3), or a list of two values or more"
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`; of positive ones that differ by ten times or more by their logarithm."""
-
-    low: float
-    high: float
-
-    @property
-    def log(self) -> bool:
-        """Return whether numbers are drawn by their logarithm."""
-        return self.low > 0 and self.high >= 10 * self.low
-
-
-Space = Mapping[str, Range | Sequence[Any]]
+Space = Mapping[str, "CategoricalDistribution | FloatDistribution | IntDistribution"]
 
 
 @dataclass(frozen=True)
@@ -89,16 +77,23 @@ def parse_space(texts: Sequence[str]) -> Space:
 
 
 def checked_space(space: Mapping[str, Any]) -> Space:
-    """Return what is searched with ranges as such; SettingsError for what is neither a range nor a list of values."""
-    found: dict[str, Range | Sequence[Any]] = {}
+    """Return what is searched as Optuna draws it; SettingsError for what is neither a range nor a list of values.
+
+    Of ranges of positive numbers that differ by ten times or more, numbers are drawn by their logarithm.
+    """
+    with needed("optuna", "a search"):
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    found: dict[str, CategoricalDistribution | FloatDistribution | IntDistribution] = {}
     for key, values in space.items():
         if key in ("seed", "run-name", "output-dir", "resume"):
             raise SettingsError(f"search {key}: it is the same in all trials, or follows from the trial")
         numbers = isinstance(values, tuple) and len(values) == 2 and all(map(_is_number, values))
         if numbers and values[0] < values[1]:
-            found[key] = Range(*values)
+            low, high = values
+            kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
+            found[key] = kind(low, high, log=low > 0 and high >= 10 * low)
         elif isinstance(values, list) and len(values) > 1 and all(isinstance(v, str | int | float) for v in values):
-            found[key] = values
+            found[key] = CategoricalDistribution(values)
         else:
             raise SettingsError(f"search {key} = {values!r}: {CAN_BE}")
     if not found:
@@ -130,10 +125,11 @@ def tune(
     """
     with needed("optuna", "a search"):
         import optuna
+        from optuna.distributions import CategoricalDistribution as Categorical
         from optuna.storages.journal import JournalFileBackend
     if not isinstance(trials, int) or isinstance(trials, bool) or trials < 1:
         raise SettingsError(f"trials = {trials!r}: must be a whole number from 1 on")
-    first = {key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()}
+    first = {key: of.choices[0] if isinstance(of, Categorical) else of.low for key, of in space.items()}
     with beside(experiment):  # before anything is written
         config = resolve(experiment, [*overrides, *as_overrides(first)], given_in="the search's settings").config
     child.check_hooks(hooks)
@@ -146,7 +142,8 @@ def tune(
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=max(1, config.rounds // 5)),
     )
-    asked = {"space": {key: _described(values) for key, values in space.items()}, "settings": sorted(overrides)}
+    described = {key: optuna.distributions.distribution_to_json(of) for key, of in space.items()}
+    asked = {"space": described, "settings": sorted(overrides)}
     if study.user_attrs.get("asked", asked) != asked:
         raise SettingsError(f"{folder} holds a search over other keys or settings: give this one another folder")
     study.set_user_attr("asked", asked)
@@ -158,8 +155,8 @@ def tune(
     ends = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     failed, why = 0, ""
     while len(study.get_trials(deepcopy=False, states=ends)) + failed < trials:
-        trial = study.ask()
-        values = {key: _drawn(trial, key, of) for key, of in space.items()}
+        trial = study.ask(fixed_distributions=dict(space))
+        values = trial.params
         name = run_name([f"{key}={value}" for key, value in values.items()])
         outcome = _run(experiment, [*overrides, *as_overrides(values)], trial, folder, name, hooks)
         shown = ", ".join(f"{key} = {_short(value)}" for key, value in values.items())
@@ -194,18 +191,6 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _described(values: Range | Sequence[Any]) -> list[Any]:
-    return ["from", values.low, values.high] if isinstance(values, Range) else [*values]
-
-
-def _drawn(trial: optuna.Trial, key: str, values: Range | Sequence[Any]) -> Any:
-    if not isinstance(values, Range):
-        return trial.suggest_categorical(key, list(values))
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return trial.suggest_int(key, values.low, values.high, log=values.log)
-    return trial.suggest_float(key, values.low, values.high, log=values.log)
-
-
 def _run(
     experiment: Path,
     overrides: Sequence[str],
@@ -234,17 +219,15 @@ def _run(
     summary = read_summary(run_dir)
     if summary is None:
         return "its run has no summary"
-    figure = summary.final_score if summary.delivered_score is None else summary.delivered_score
-    if figure is None or math.isnan(figure):
+    if summary.figure is None or math.isnan(summary.figure):
         return "its run has no score"
-    return summary.scale.rank(figure)
+    return summary.scale.rank(summary.figure)
 
 
 def _report(trial: optuna.Trial, rounds: Sequence[RoundRecord], told: int) -> int:
     """Tell a trial the scores of rounds after `told`; returns the last one that was evaluated."""
     for record in rounds:
-        score = record.score if record.delivered_score is None else record.delivered_score
-        if record.round > told and score is not None and not math.isnan(score):
-            trial.report(record.scale.rank(score), record.round)
+        if record.round > told and record.figure is not None and not math.isnan(record.figure):
+            trial.report(record.scale.rank(record.figure), record.round)
             told = record.round
     return told

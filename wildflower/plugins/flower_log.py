@@ -3,3 +3,11 @@
 import logging
 
 log = logging.getLogger("flwr")
+_told: set[str] = set()  # what this process has said already
+
+
+def tell(words: str) -> None:
+    """Warn, once in this process."""
+    if words not in _told:
+        _told.add(words)
+        log.warning("%s", words)

@@ -22,9 +22,49 @@ from wildflower.messages.orders import NodeReport
 from wildflower.messages.wire import NODE_REPORT_LIMITS, from_records
 from wildflower.plugins.flower_log import log
 from wildflower.rounds.exchange import Failure, exchange, pull
-from wildflower.rounds.instances import Instances
 from wildflower.rounds.population import Holdings, NodeState, Population, wait_for_nodes
 from wildflower.rounds.quarantine import Quarantine
+
+
+@dataclass
+class _Seen:
+    instance: str
+    age_seconds: float  # of the node's process, when it reported
+    at: float  # time.monotonic() of that report
+
+
+class Instances:
+    """The instance of every node that is listened to.
+
+    A node that was started anew says another instance, which is younger than the last report of the one before. One
+    that is older was there at the same time: then two boards have the key, and the one that started later is refused.
+    """
+
+    def __init__(self) -> None:
+        self._current: dict[int, _Seen] = {}
+        self._refused: dict[int, str] = {}  # node -> the instance of its second board
+
+    def check(self, node: int, report: DeviceReport) -> None:
+        """Take note of a report. Raises MessageError where it is of a second board with the node's key."""
+        if report.instance is None or report.instance_age_seconds is None:
+            return  # the node was not started by wildflower-node
+        now = time.monotonic()
+        seen = _Seen(report.instance, report.instance_age_seconds, now)
+        last = self._current.setdefault(node, seen)
+        if last.instance != seen.instance and seen.age_seconds >= now - last.at:
+            last_age_seconds = last.age_seconds + now - last.at
+            newer = seen if seen.age_seconds <= last_age_seconds else last
+            if self._refused.get(node) != newer.instance:
+                text = (
+                    "Two boards answer with the key of node %s: the one that started later, %.0f s ago, is refused. "
+                    "Give it a key of its own (deploy/certs --add-node), and revoke this one if you did not copy it"
+                )
+                log.warning(text, node, min(seen.age_seconds, last_age_seconds))
+            self._refused[node] = newer.instance
+        if self._refused.get(node) == seen.instance:
+            raise MessageError("a second board answered with this node's key")
+        self._current[node] = seen
+
 
 WAIT_SECONDS = 600.0  # that the nodes of a round have to connect
 LEAST_REST_SECONDS, LONGEST_REST_SECONDS = 60.0, 6 * 3600.0  # that a device which takes no part now is not asked

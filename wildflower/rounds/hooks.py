@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from wildflower.devices.budget import Budget
 from wildflower.messages.tensor_sets import Weights
 from wildflower.plugins.nearest import near
+from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import one_sentence
 from wildflower.rounds.population import Population
 from wildflower.rounds.replies import Checked
@@ -168,11 +169,11 @@ def check_hooks(hooks: Sequence[RoundHook], settings: RoundSettings) -> None:
     """Raise HookError where something is wrong with hooks that can be seen before round 1."""
     for hook in hooks:
         _check_names(hook)
-        with naming(hook):
-            try:
-                json.dumps(hook.state(), allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise HookError(f"hook {name_of(hook)}: its state is no JSON: {error}") from None
+        with (
+            naming(hook),
+            raised_as(HookError, f"hook {name_of(hook)}: its state is no JSON: ", (TypeError, ValueError)),
+        ):
+            json.dumps(hook.state(), allow_nan=False)
     names = [name_of(hook) for hook in hooks]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise HookError(f"hook {twice}: it is given twice, and a checkpoint has one state for it")

@@ -8,6 +8,7 @@ from wildflower.messages.packing import Layout
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights, digest
 from wildflower.models.family import Family
 from wildflower.plugins.draws import same_chance
+from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep, Group, Method, Order, client_step_of
 
@@ -26,10 +27,8 @@ def dry_run_tensor_sets(method: Method) -> None:
             "wildflower.strategies.method.ClientStep"
         )
     name = local.reference().name
-    try:
+    with raised_as(DryRunError, f"its client step {name} cannot travel: ", (MessageError, ValueError)):
         there = client_step_of(type(local.reference()).model_validate_json(local.reference().model_dump_json()))
-    except (MessageError, ValueError) as error:
-        raise DryRunError(f"its client step {name} cannot travel: {error}") from error
     beside = local.scored_beside
     if len(set(beside)) != len(beside) or len(beside) > MAX_BESIDE or not all(isinstance(n, str) and n for n in beside):
         raise DryRunError(

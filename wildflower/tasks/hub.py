@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wildflower.plugins.extras import needed
+from wildflower.plugins.raised_as import raised_as
 from wildflower.tasks.arguments import TaskArguments
 from wildflower.tasks.data import (
     Data,
@@ -264,7 +265,9 @@ def _examples(rows: Dataset, repository: Repository) -> Data:
     images: Tensor | None = None
     labels = torch.empty(len(rows), dtype=torch.int64)
     for position, row in enumerate(_columns(rows, repository, repository.image, repository.label)):
-        image = _decode_image(row[repository.image]["bytes"], repository, position)
+        with raised_as(ValueError, f"{repository.path}: image {position} cannot be decoded: ", (ValueError, TypeError)):
+            encoded, color = io.BytesIO(row[repository.image]["bytes"]), "RGB" if repository.channels == 3 else "L"
+            image = read_image(encoded, color, repository.size)
         if images is None:
             images = torch.empty((len(rows), *image.shape), dtype=torch.uint8)
         if image.shape != images.shape[1:]:
@@ -275,11 +278,3 @@ def _examples(rows: Dataset, repository: Repository) -> Data:
     if images is None:
         raise ValueError(f"{repository.path}: a split has no examples")
     return Data(images, labels)
-
-
-def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tensor:
-    """Return an image file as bytes of shape (channels, height, width)."""
-    try:
-        return read_image(io.BytesIO(encoded), "RGB" if repository.channels == 3 else "L", repository.size)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{repository.path}: image {position} cannot be decoded: {error}") from error

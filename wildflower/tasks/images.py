@@ -157,10 +157,8 @@ def _named(folder: Path, file: Path) -> list[Listed]:
             raise ValueError(f"{file}:{line}: {row['file_name']!r} is no image in {folder}")
         if image in found:
             raise ValueError(f"{file}:{line}: {row['file_name']!r} is listed twice")
-        try:
+        with raised_as(ValueError, f"{file}:{line}: label "):
             found[image] = Listed(str(image), label if isinstance(label, float) else as_name(label), image.read_bytes)
-        except ValueError as error:
-            raise ValueError(f"{file}:{line}: label {error}") from None
     below = {image.relative_to(folder).parts[0].lower() for image in found if image.parent != folder}
     if splits := sorted(below.intersection((*TESTING, *VALIDATION))):
         raise ValueError(
@@ -235,7 +233,5 @@ def _decode(parts: list[list[Listed]], arguments: ImageArguments) -> DataSet:
 
 def _read(listed: Listed, arguments: ImageArguments) -> tuple[Tensor, bool]:
     """Return an image as bytes (channels, height, width), and whether there are more frames than that."""
-    try:
+    with raised_as(ValueError, f"{listed.name}: cannot be read as an image: ", (OSError, ValueError)):
         return decoded(io.BytesIO(listed.encoded()), MODES[arguments.color], arguments.size)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{listed.name}: cannot be read as an image: {error}") from error

@@ -30,12 +30,16 @@ def token_cross_entropy(outputs: Tensor, labels: Tensor, /, *, reduction: str = 
 
     Outputs are (batch, classes, sequence). An example without a labeled token has a loss of 0.
     """
-    labeled = (labels != NO_LABEL).sum(dim=1)
-    of_tokens = F.cross_entropy(outputs, labels, reduction="none", ignore_index=NO_LABEL)
-    of_examples = of_tokens.sum(dim=1) / labeled.clamp(min=1)
+    of_examples = mean_of_labeled(F.cross_entropy(outputs, labels, reduction="none", ignore_index=NO_LABEL), labels)
     if reduction == "none":
         return of_examples
     return of_examples.sum() if reduction == "sum" else of_examples.mean()
+
+
+def mean_of_labeled(of_tokens: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean (batch,) over an example's tokens that have a label, of (batch, sequence); 0 where none has."""
+    labeled = labels != NO_LABEL
+    return of_tokens.where(labeled, 0.0).sum(dim=1) / labeled.sum(dim=1).clamp(min=1)
 
 
 def usual_loss(labels: LabelKind) -> TaskLoss:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,51 +85,33 @@ def test_part(task: Task, part: TestPart) -> tuple[Tensor, Tensor]:
     return inputs[picked], labels[picked]
 
 
-class WithExits(Protocol):
-    """A network that gives the outputs of all its exits; `wildflower.models.layers.Network` is one."""
-
-    def exits(self, x: Tensor, /) -> list[Tensor]:
-        """(batch, *input shape) -> the outputs of every exit."""
-
-    def to(self, device: torch.device, /) -> Any:
-        """As of `nn.Module`."""
-
-    def eval(self) -> Any:
-        """As of `nn.Module`."""
-
-
-def score_exits(
-    model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
-) -> list[Scored]:
-    """Score all exits of `model` in one pass, from the shallowest on.
-
-    Last comes what the exits say together: the mean of their outputs. Everything else is as in `score`; without
-    examples there is nothing to learn the number of exits from, hence [].
-    """
-    found = score_exit_batches(model, task, inputs, labels, batch_size=batch_size, device=device)
-    return [add_up(task, batches) for batches in zip(*found, strict=True)]
-
-
+@torch.no_grad()
 def score_batches(
-    model: nn.Module, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+    model: Any,
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    batch_size: int,
+    device: torch.device,
+    exits: bool = False,
 ) -> list[list[Scored]]:
-    """Return the scores of each batch of `score`, in a list of one: whoever has parts of them adds up the same bits."""
+    """Return the scores of each batch of `score`: whoever has parts of the batches adds up the same bits.
+
+    A batch has one score, or with `exits` one of every exit, from the shallowest on, and last that of the mean of their
+    outputs. `model` is then one that has `exits`, such as `wildflower.models.network.Network`.
+    """
     model.to(device).eval()
-    return _score_batches(lambda x: [model(laid_out_for(model, x))], task, inputs, labels, batch_size, device)
-
-
-def score_exit_batches(
-    model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
-) -> list[list[Scored]]:
-    """Return the scores of each batch of `score_exits`, for every exit and for what they say together."""
-    model.to(device)
-    model.eval()
-
-    def outputs_of(x: Tensor) -> list[Tensor]:
-        exits = model.exits(laid_out_for(model, x))
-        return [*exits, torch.stack(exits).mean(dim=0)]
-
-    return _score_batches(outputs_of, task, inputs, labels, batch_size, device)
+    found = []
+    for start in range(0, len(labels), batch_size):
+        picked = slice(start, start + batch_size)
+        x, y = task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)
+        x = laid_out_for(model, x)
+        outputs = model.exits(x) if exits else [model(x)]
+        if exits:
+            outputs = [*outputs, torch.stack(outputs).mean(dim=0)]
+        found.append([score_outputs(task, each, y) for each in outputs])
+    return found
 
 
 def add_up(task: Task, batches: Iterable[Scored]) -> Scored:
@@ -147,23 +129,6 @@ def add_up(task: Task, batches: Iterable[Scored]) -> Scored:
 def counts_classes(task: Task) -> bool:
     """Return whether right answers are counted class by class: examples have one class each, of few enough."""
     return task.label_kind == "classes" and task.classes <= MAX_CLASSES
-
-
-@torch.no_grad()
-def _score_batches(
-    outputs_of: Callable[[Tensor], list[Tensor]],
-    task: Task,
-    inputs: Tensor,
-    labels: Tensor,
-    batch_size: int,
-    device: torch.device,
-) -> list[list[Scored]]:
-    found = []
-    for start in range(0, len(labels), batch_size):
-        picked = slice(start, start + batch_size)
-        x, y = task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)
-        found.append([score_outputs(task, outputs, y) for outputs in outputs_of(x)])
-    return found
 
 
 def score_outputs(task: Task, outputs: Tensor, labels: Tensor) -> Scored:

@@ -11,6 +11,7 @@ import torch
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch.nn import functional
 
+from wildflower.plugins.raised_as import raised_as
 from wildflower.tasks.data import Data, DataSet, find_file, no_file, refuse_unread_test_file, stratified_test, unread
 from wildflower.tasks.hub import Repository, existing_folder, files_of_copy, open_split
 from wildflower.tasks.labels import NO_LABEL, label_text
@@ -317,10 +318,8 @@ def _texts_of(
         place = f"{source}{before_number}{number}"
         check_columns(row, readers, source, number, before_number)
         for column, (values, read) in readers.items():
-            try:
+            with raised_as(ValueError, f"{place}: {column} "):
                 values.append(read(row[column]))
-            except ValueError as error:
-                raise ValueError(f"{place}: {column} {error}") from None
         found.places.append(place)
     found.check(arguments.labels, source)
     return found
