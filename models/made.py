@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,8 @@ def made_module(
 ) -> nn.Module:
     """Return what a function makes, or a class of modules.
 
-    It gets the task's `classes` (or `num_classes`) and `input_shape` where it has parameters of these names.
+    It gets the task's `classes` (or `num_classes`) and `input_shape` where it has parameters of these names, and
+    `num_classes` where it takes parameters that it does not name and passes them on, as torchvision's and timm's do.
 
     Args:
         reference: such as "package.module:function".
@@ -37,8 +38,10 @@ def made_module(
     task = {"classes": classes, "num_classes": classes, "input_shape": input_shape}
     values = {key: value for key, value in task.items() if key in parameters} | dict(arguments)
     try:
-        configured = CONFIG in values and is_configured(function)
-        module = made_from(function, values, classes) if configured else function(**values)
+        if CONFIG in values and is_configured(function):
+            module = made_from(function, values, classes)
+        else:
+            module = _called(function, values, classes)
     except Exception as error:  # of any kind: it is the user's code
         raise PluginError(f"{where} fails: {one_sentence(error)}{_hint(error)}") from error
     tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()
@@ -51,6 +54,18 @@ def made_module(
         raise PluginError(f"{where} returns {type(module).__name__}, not an nn.Module")
     check_parts(where, module)
     return module
+
+
+def _called(function: Callable[..., Any], values: Mapping[str, Any], classes: int) -> Any:
+    """Return what a function makes of values, and of the number of classes if it may be told it without a name."""
+    passed_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(function).values())
+    if passed_on and not {"classes", "num_classes"} & values.keys():
+        try:
+            return function(**values, num_classes=classes)
+        except TypeError as error:  # also from what it is passed on to
+            if "'num_classes'" not in str(error):
+                raise
+    return function(**values)
 
 
 def _hint(error: Exception) -> str:
@@ -74,8 +89,8 @@ def _hint(error: Exception) -> str:
     return ""
 
 
-def _parameters(function: Callable[..., Any]) -> Collection[str]:
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return ()
+        return {}

@@ -95,11 +95,11 @@ def _exported(where: str, module: nn.Module, inputs: Tensor) -> Any:
     except PluginError:
         raise
     except Exception as error:  # of any kind: a model is any Python
-        raise PluginError(f"{where} {_why(error)}") from error
+        raise PluginError(f"{where} {_why(error, module, inputs)}") from error
 
 
-def _why(error: Exception) -> str:
-    """Return in words why a module cannot be traced."""
+def _why(error: Exception, module: nn.Module, inputs: Tensor) -> str:
+    """Return in words why a module cannot be traced with inputs."""
     line = _line_of(error)
     kind, text = type(error).__name__, str(error)
     if "DataDependent" in kind or "data-dependent" in text:
@@ -111,6 +111,15 @@ def _why(error: Exception) -> str:
         return (
             f"takes several inputs ({one_sentence(error)}), and a task has one per example: give further ones a "
             "default, or write a module around it whose forward takes one"
+        )
+    try:
+        with torch.no_grad():
+            module(inputs)
+    except Exception as own:  # of any kind: then it is not the tracer that fails
+        return (
+            f"fails on inputs of the task's shape, (batch, {', '.join(map(str, inputs.shape[1:]))}){_line_of(own)}: "
+            f"{one_sentence(own)}. Have it take these: its constructor gets `input_shape` where it has a parameter of "
+            'this name, and others are said by family-arguments, such as "arguments = {channels = 1}"'
         )
     return f"cannot be traced{line}: {one_sentence(error)}. Change that line, {WHOLE}"
 

@@ -385,3 +385,34 @@ class Recurrent(nn.Module):
 
     def forward(self, images):
         return self.head(self.rows(images.squeeze(1))[0].mean(1))
+
+
+def passing_on(hidden=12, **others):
+    """As torchvision's and timm's functions are: what the module's constructor wants is not among its parameters."""
+    return PassedOn(hidden=hidden, **others)
+
+
+def not_passing_on(classes, **others):
+    if others:
+        raise TypeError(f"got an unexpected keyword argument '{next(iter(others))}'")
+    return Dense(classes)
+
+
+def taking_others(**others):
+    """Takes what it does not name, but not the number of classes."""
+    if "num_classes" in others:
+        raise TypeError("taking_others() got an unexpected keyword argument 'num_classes'")
+    return Dense(10)
+
+
+class PassedOn(Dense):
+    def __init__(self, num_classes=1000, hidden=12):
+        super().__init__(num_classes, hidden=hidden)
+
+
+class Colored(Dense):
+    """Takes images of three channels."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.stem = nn.Sequential(nn.Conv2d(3, 12, 8), nn.Flatten())

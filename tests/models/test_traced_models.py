@@ -216,6 +216,11 @@ def test_large_batches_are_priced_from_one_step_too(name):
         ("ReadsAValue", r"operator aten\.item\.default \(own_traced\.py:\d+\).*it reads the value of a tensor"),
         ("Lazy", "has a lazy layer"),
         ("SharesMemory", r"last and head\.weight share memory, and are not one tensor: tie weights by giving a module"),
+        (
+            "Colored",
+            r"fails on inputs of the task's shape, \(batch, 1, 8, 8\) \(own_traced\.py:\d+: x = self\.stem\(images\)\).*"
+            r"Have it take these: its constructor gets `input_shape`",
+        ),
         ("MostlyPinned", r"most of its parameters cannot be cut \(first\.weight: it is an input"),
         ("Whole", "most of its parameters cannot be cut"),
     ],
@@ -229,6 +234,18 @@ def test_what_cannot_be_cut_is_said_with_what_to_do(name, words, capfd):
 def test_another_number_of_classes_is_refused():
     with pytest.raises(ValueError, match="answers with 7 numbers per example, and the task has 10 classes"):
         make_family({"name": "own_traced:WrongClasses", "input_shape": [1, 8, 8], "classes": 10})
+
+
+@pytest.mark.parametrize("classes", [7, 10])
+@pytest.mark.parametrize("name", ["passing_on", "not_passing_on"])
+def test_a_function_that_passes_arguments_on_is_told_the_number_of_classes(name, classes):
+    family = make_family({"name": f"own_traced:{name}", "input_shape": [1, 8, 8], "classes": classes})
+    assert family.tensors(family.full())["head.weight"].shape[0] == classes
+
+
+def test_a_function_that_takes_no_number_of_classes_is_called_without():
+    family = make_family({"name": "own_traced:taking_others", "input_shape": [1, 8, 8], "classes": 10})
+    assert family.tensors(family.full())["head.weight"].shape[0] == 10
 
 
 @pytest.mark.parametrize(
