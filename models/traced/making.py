@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from typing_extensions import override
 
 from wildflower.models.held import check_held, check_ties
 from wildflower.models.made import made_module
@@ -106,6 +108,20 @@ def _check_cut(where: str, written: Written) -> None:
     raise PluginError(f"{where}: most of its parameters cannot be cut ({why}). Change that, {WHOLE}")
 
 
+class _SameAtEach(TorchDispatchMode):
+    """Has each operator draw from one seed: a graph lacks what the module draws for nothing, as in auxiliary heads."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    @override
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            torch.default_generator.manual_seed(self.seed)
+        return function(*args, **kwargs or {})
+
+
 def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Raise PluginError unless the graph answers as the module does, in both modes, with the same gradients."""
     program = Program(graph, list(graph.groups.values()), without_memory=True)
@@ -123,7 +139,7 @@ def _check_same(where: str, module: nn.Module, graph: Graph, input_shape: tuple[
             answers = []
             for network in (module.train(training), program.train(training)):
                 try:
-                    with same_draws(size):
+                    with same_draws(size), _SameAtEach(size):
                         answers.append(answer_of(network, inputs))
                 except (RuntimeError, ValueError, IndexError) as error:
                     hint = "Take sizes from the input, as in x.shape[0]"

@@ -72,6 +72,12 @@ def test_the_whole_model_is_the_module_to_the_bit(name):
     assert all(torch.equal(value, module.state_dict()[n]) for n, value in network.state_dict().items())
 
 
+def test_what_is_drawn_for_an_answer_that_nobody_reads_is_no_difference():
+    """GoogLeNet and Inception have such heads while they train, with dropout, and a graph leaves them out."""
+    family = family_of("Auxiliary")
+    assert "further.weight" not in family.tensors(family.full())
+
+
 def test_groups_are_those_of_the_network():
     assert dict(family_of("Dense").groups) == {"stem.1": 12, "layers.1": 1, "layers.2": 1}  # which may be left out
     assert dict(family_of("Residual").groups) == {
