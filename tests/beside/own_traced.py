@@ -430,3 +430,35 @@ class Auxiliary(Dense):
         if self.training:
             self.further(F.dropout(x, 0.7))
         return self.head(F.dropout(x, 0.5, self.training))
+
+
+class Scaled(nn.Module):
+    """Two residual additions of what is normalized in float32, with a table of the whole network's, as Llama has."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.scale, self.first = nn.Parameter(torch.ones(hidden)), nn.Linear(hidden, hidden)
+        self.second = nn.Linear(hidden, hidden)
+
+    def normalized(self, x):
+        wide = x.to(torch.float32)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * self.scale
+
+    def forward(self, x, table):
+        x = x + torch.tanh(self.first(self.normalized(x)) * table.mean())
+        return x + torch.tanh(self.second(self.normalized(x)))
+
+
+class RootMeans(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+        self.register_buffer("table", torch.linspace(0, 1, 12))
+        self.blocks = nn.ModuleList([Scaled(12) for _ in range(3)])
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, images):
+        x = self.stem(images)
+        for block in self.blocks:
+            x = block(x, self.table)
+        return self.head(x)

@@ -20,7 +20,7 @@ from wildflower.server_app.app import run
 from wildflower.server_app.config import ConfigError
 from wildflower.server_app.run_folder import read_devices
 
-STACKED = {"Dense": "layers.2", "Residual": "layer2.1", "Patches": "blocks.1"}
+STACKED = {"Dense": "layers.2", "Residual": "layer2.1", "Patches": "blocks.1", "RootMeans": "blocks.2"}
 
 
 def family_of(name, **more):
@@ -42,6 +42,8 @@ def without_its_last_block(name, module):
         del module.layers[2]
     elif name == "Residual":
         module.layer2[1] = nn.Identity()
+    elif name == "RootMeans":
+        del module.blocks[2]
     else:
         module.blocks[1]["attention"] = Nothing()
         module.blocks[1]["mlp"] = Nothing()
@@ -57,6 +59,8 @@ def test_blocks_are_those_of_the_network():
     assert dict(family_of("Patches").removable) == {"blocks.1": ("blocks.1.attention.qkv", "blocks.1.mlp.0")}
     # Layers without channels of their own are there or not by a group that no tensor has.
     assert dict(family_of("Dense").removable) == {"layers.1": ("layers.1",), "layers.2": ("layers.2",)}
+    # Where a block checks the type of its input, the check reads it and computes nothing.
+    assert dict(family_of("RootMeans").stacks) == {"blocks": ("blocks.0", "blocks.1", "blocks.2")}
     for name in ("Separable", "Dense2", "Words", "Tied"):
         assert not family_of(name).removable
 
