@@ -410,7 +410,7 @@ class PassedOn(Dense):
         super().__init__(num_classes, hidden=hidden)
 
 
-class Colored(Dense):
+class ThreeChannels(Dense):
     """Takes images of three channels."""
 
     def __init__(self, classes):

@@ -223,9 +223,9 @@ def test_large_batches_are_priced_from_one_step_too(name):
         ("Lazy", "has a lazy layer"),
         ("SharesMemory", r"last and head\.weight share memory, and are not one tensor: tie weights by giving a module"),
         (
-            "Colored",
-            r"fails on inputs of the task's shape, \(batch, 1, 8, 8\) \(own_traced\.py:\d+: x = self\.stem\(images\)\).*"
-            r"Have it take these: its constructor gets `input_shape`",
+            "ThreeChannels",
+            r"fails on inputs of the task's shape, \(batch, 1, 8, 8\) \(own_traced\.py:\d+: x = self\.stem"
+            r"\(images\)\).*Have it take these: its constructor gets `input_shape`",
         ),
         ("MostlyPinned", r"most of its parameters cannot be cut \(first\.weight: it is an input"),
         ("Whole", "most of its parameters cannot be cut"),
