@@ -89,8 +89,8 @@ def _check_answer(where: str, written: Written, classes: int) -> None:
     if answer[1] != classes:
         raise PluginError(
             f"{where} answers with {answer[1]} number{'s' * (answer[1] != 1)} per example, and the task has {classes} "
-            "classes: let its constructor have a parameter `classes` or `num_classes`, which gets that number, or say it "
-            f'by family-arguments, such as "arguments = {{outputs = {classes}}}"'
+            "classes: let its constructor have a parameter `classes` or `num_classes`, which gets that number, or say "
+            f'it by family-arguments, such as "arguments = {{outputs = {classes}}}"'
             f"{'. Labels that are fractions are numbers to be learned: classes are whole numbers' * (classes == 1)}"
         )
 
