@@ -60,8 +60,15 @@ def own_method(one: Entry) -> Row:
     return next((row for row in rows if f"strategy={folder}" in row.overrides), rows[-1])
 
 
-# By what is run: several tables have the same experiment and the same row.
-TRIED = {(one.experiment_file, own_method(one).overrides): one for one in reversed(ALL)}
+SIZES = ("rafl.macs=", "rafl.knowledge-width=")  # which test_as_printed.py has made
+
+
+def run_of(one: Entry) -> object:
+    """What is run of an experiment: several tables have the same file and the same row, up to sizes of networks."""
+    return one.experiment_file, tuple(text for text in own_method(one).overrides if not text.startswith(SIZES))
+
+
+TRIED = {run_of(one): one for one in reversed(ALL)}
 SHORT = ("hypemefed/figure-14", "inclusivefl/figure-6")
 
 
@@ -76,6 +83,58 @@ def test_the_papers_method_runs_on_made_data(one, tmp_path):
     config = configured(one, row, [*tiny(one, row, tmp_path), *output])
     found = read_summary(run(simulated_grid(1), config))
     assert (found.status, found.rounds) == ("finished", 2)
+
+
+# How many tables and figures each paper has.
+PRINTED = {
+    "hypemefed": {"Table": 1, "Figure": 16},
+    "inclusivefl": {"Table": 5, "Figure": 6},
+    "model_search": {"Table": 3, "Figure": 15},
+    "rafl": {"Table": 4, "Figure": 7},
+    "recipfl": {"Table": 3, "Figure": 7},
+}
+NAMES = {
+    "HypeMeFed": "hypemefed",
+    "InclusiveFL": "inclusivefl",
+    "Dynamic model search": "model_search",
+    "RaFL": "rafl",
+    "RecipFL": "recipfl",
+}
+PAGE = Path("docs/paper-experiments.md").read_text(encoding="utf-8")
+NOWHERE = [tuple(row.split(" | ", 2)) for row in re.findall(r"^\| (.*) \|$", PAGE, re.MULTILINE)][1:]
+# "Figures 3 (b, c), 4 and 6 to 8"
+LISTS = re.compile(r"(Table|Figure)s? ((?:\d+(?: \([a-h](?:, [a-h])*\))?(?:, | and | to )?)+)")
+
+
+def named(text: str) -> set[tuple[str, int, str]]:
+    """The tables and figures that a text names: kind, number, and the letter of a panel or nothing."""
+    found = set()
+    for kind, numbers in LISTS.findall(text):
+        for first, last in re.findall(r"(\d+) to (\d+)", numbers):
+            found |= {(kind, number, "") for number in range(int(first), int(last) + 1)}
+        for number, panels in re.findall(r"(\d+)(?: \(([a-h](?:, [a-h])*)\))?", numbers):
+            found |= {(kind, int(number), panel) for panel in (panels.split(", ") if panels else [""])}
+    return found
+
+
+def known(paper: str) -> set[tuple[str, int, str]]:
+    """The tables and figures of a paper that are experiments, or that the page names with a reason."""
+    texts = [one.what for one in ALL if one.name.startswith(f"{paper}/")]
+    return named("; ".join([*texts, *(what for name, what, _ in NOWHERE if NAMES[name] == paper)]))
+
+
+@pytest.mark.parametrize("paper", PRINTED)
+def test_every_table_and_figure_is_an_experiment_or_has_a_reason(paper):
+    numbers = {(kind, number) for kind, number, _ in known(paper)}
+    assert numbers == {(kind, n) for kind, count in PRINTED[paper].items() for n in range(1, count + 1)}
+
+
+def test_what_has_no_experiment_is_said_once_and_with_a_reason():
+    assert {NAMES[name] for name, *_ in NOWHERE} == set(PRINTED)
+    for name, what, why in NOWHERE:
+        experiments = named("; ".join(one.what for one in ALL if one.name.startswith(f"{NAMES[name]}/")))
+        assert not named(what) & experiments, what
+        assert len(why) > 5
 
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
@@ -93,3 +152,20 @@ def test_printed_figures_stand_in_the_papers_text(one):
         for figure in re.findall(r"\d+\.\d+", printed):
             shorter = figure.rstrip("0").rstrip(".")
             assert figure in text or shorter in text, (row, figure)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers' texts lie beside the project's folder")
+@pytest.mark.parametrize("paper", PRINTED)
+def test_no_table_figure_or_panel_of_the_papers_text_is_left_out(paper):
+    """Texts say "Fig. 3a", "Figure 5(a)", "Table [3,](#page-8)"."""
+    mentioned = re.compile(r"\b(Table|Fig)(?:ure|\.)?s? ?\[?(\d+)(?: ?\(([a-h])\)|([a-h])\b)?")
+    found = {
+        (kind.replace("Fig", "Figure"), int(number), panel or letter)
+        for kind, number, panel, letter in mentioned.findall(TEXTS[paper].read_text())
+    }
+    for kind in ("Table", "Figure"):
+        assert max(number for one, number, _ in found if one == kind) == PRINTED[paper][kind]
+    there = known(paper)
+    whole = {(kind, number) for kind, number, panel in there if not panel}
+    assert [one for one in sorted(found) if one[2] and one not in there and one[:2] not in whole] == []
