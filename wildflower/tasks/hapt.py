@@ -23,6 +23,8 @@ LABELS = "labels.txt"
 """The file beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
 sample."""
 
+SOURCE = "https://archive.ics.uci.edu/dataset/341"
+
 CHANNELS = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
 """In g and radians per second."""
 
@@ -50,9 +52,10 @@ def load(data_dir: str) -> DataSet:
 
     FileNotFoundError where `data_dir` does not hold UCI's text files, ValueError for files of another kind.
     """
-    lists = sorted(existing_folder("hapt", data_dir, f"the folder RawData of UCI's HAPT, with {LABELS}").rglob(LABELS))
+    wanted = f"the folder RawData of UCI's HAPT, with {LABELS}, which {SOURCE} offers"
+    lists = sorted(existing_folder("hapt", data_dir, wanted).rglob(LABELS))
     if len(lists) != 1:
-        raise FileNotFoundError(f"{data_dir}: {len(lists)} files {LABELS} of the task 'hapt'; expected one")
+        raise FileNotFoundError(f"{data_dir}: {len(lists)} files {LABELS} of the task 'hapt'; expected one: {wanted}")
     texts = [*lists, *sorted(lists[0].parent.glob("*_exp*_user*.txt"))]
     return decoded_files("hapt", texts, lambda: make_windows(read_texts(lists[0].parent)))
 

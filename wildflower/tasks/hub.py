@@ -89,19 +89,20 @@ def find_local(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet")) or sorted(folder.rglob("*.arrow"))
 
 
-def files_of_copy(folder: Path, what: str, part: str = "") -> list[Path]:
+def files_of_copy(folder: Path, task: str, repository: str, part: str = "") -> list[Path]:
     """`find_local`; FileNotFoundError where there are no files.
 
     Args:
-        what: is looked for, as the error calls it.
+        task: whose data are looked for.
+        repository: what is copied, for the error.
         part: a folder inside, which is searched instead if it is there.
     """
     files = find_local(folder / part if (folder / part).is_dir() else folder)
     if not files:
         example = Path(part) / "train-00000-of-00001.parquet"
         raise FileNotFoundError(
-            f"{folder}: no {what}; expected parquet files such as {example}, or a folder that save_to_disk of "
-            "`datasets` wrote"
+            f"{folder}: no data of the task '{task}'; expected parquet files such as {example}, or a folder that "
+            f"save_to_disk of `datasets` wrote, of {repository} on the Hugging Face hub"
         )
     return files
 
@@ -117,7 +118,7 @@ def load(name: str, data_dir: str, arguments: FemnistArguments | None = None) ->
     folder = existing_folder(name, data_dir) if data_dir else None
     return decoded_files(
         name,
-        [] if folder is None else files_of_copy(folder, f"data of the task '{name}'"),
+        [] if folder is None else files_of_copy(folder, name, repository.path),
         lambda: _decode(repository, lambda split: open_split(repository, split, folder)),
         repository=None if folder else (repository.path, repository.config),
         size=repository.size,

@@ -82,7 +82,8 @@ def load_any(data_dir: str) -> DataSet:
 
 
 def _load_folder(name: str, folder: Path) -> DataSet:
-    files = {part: _find(folder, part) for part in _FILE_NAMES}
+    source = f", or a copy of {hub.REPOSITORIES[name].path} on the Hugging Face hub" if name in hub.REPOSITORIES else ""
+    files = {part: _find(folder, part, source) for part in _FILE_NAMES}
     return decoded_files(
         name,
         list(files.values()),
@@ -90,7 +91,7 @@ def _load_folder(name: str, folder: Path) -> DataSet:
     )
 
 
-def _find(folder: Path, part: str) -> Path:
+def _find(folder: Path, part: str, source: str) -> Path:
     found = sorted(file for file in folder.iterdir() if _FILE_NAMES[part].fullmatch(file.name))
     # The same file packed and unpacked is one file, and the unpacked one is faster to read.
     found = [file for file in found if file.suffix != ".gz" or file.with_suffix("") not in found]
@@ -99,6 +100,7 @@ def _find(folder: Path, part: str) -> Path:
     if not found:
         raise FileNotFoundError(
             f"{folder}: no file with the {part}; expected a name such as {_example(part)} or {_example(part)}.gz"
+            f"{source}"
         )
     raise ValueError(f"{folder}: several files could hold the {part}: {', '.join(file.name for file in found)}")
 

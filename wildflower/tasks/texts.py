@@ -202,7 +202,7 @@ def _of_hub(folder: Path | None, arguments: OwnTextArguments) -> tuple[list[Path
         train = texts_of(arguments.train_split)
         return train, texts_of(arguments.test_split) if arguments.test_split else None
 
-    return [] if folder is None else files_of_copy(folder, f"copy of {arguments.hub}"), parts
+    return [] if folder is None else files_of_copy(folder, "text", arguments.hub), parts
 
 
 def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:

@@ -42,6 +42,8 @@ def read_mat(file: Path, name: str) -> np.ndarray:
     return array
 
 
+SOURCE = "http://www.sal.disco.unimib.it/technologies/unimib-shar/"
+FILES = ("fall_data.mat", "fall_labels.mat")
 AXES, WINDOW = 3, 151
 IMAGE = (1, 18, 25)
 FALLS = 8
@@ -53,9 +55,9 @@ def load(data_dir: str) -> DataSet:
 
     A fifth of each class is the test set, the same for every seed: the authors publish none.
     """
-    names = ("fall_data.mat", "fall_labels.mat")
-    folder = existing_folder("unimib-shar", data_dir, f"a folder with the files {' and '.join(names)} of UniMiB SHAR")
-    data, labels = [find_file(folder, name, "unimib-shar", " and ".join(names)) for name in names]
+    wanted = f"{' and '.join(FILES)} of UniMiB SHAR, which {SOURCE} offers"
+    folder = existing_folder("unimib-shar", data_dir, f"a folder with the files {wanted}")
+    data, labels = [find_file(folder, name, "unimib-shar", wanted) for name in FILES]
     return decoded_files("unimib-shar", [data, labels], lambda: _decode(data, labels))
 
 
