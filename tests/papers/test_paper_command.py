@@ -100,8 +100,10 @@ def test_runs_of_all_rows_can_be_started(name, tmp_path, monkeypatch):
     rows = entry(name).methods()
     assert [run.row for run in planned] == [row.name for row in rows]
     for run, row in zip(planned, rows, strict=True):
-        own = [text for text in row.overrides if text.startswith("fleet=")] or entry(name).settings()
-        assert [text for text in run.overrides if text.startswith("fleet=")][-1:] == own
+        [own] = [text for text in row.overrides if text.startswith("fleet=")] or entry(name).settings()
+        [last] = [text for text in run.overrides if text.startswith("fleet=")][-1:]
+        # Of a fleet of strong and weak devices a copy with fewer weak ones may stand in its place.
+        assert last == own or Path(last).name.endswith(f"-of-{Path(own).name}")
 
 
 def test_data_that_are_not_there_are_named_with_the_way_to_get_them(tmp_path, monkeypatch):

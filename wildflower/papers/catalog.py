@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent
 INDEX = "index.toml"
 
 TINY_DEVICES = 3  # per round
+TINY_WEAK = 5  # beside the strong ones; more of their kind would each train and score a model of their own
 MADE_EXAMPLES = 240  # to train on; a hundred classes have two each, and one to test on
 
 # Published encoders, of 768 channels in 12 heads each: kind, layers, positions, tokens, and the MLP's size's name.
@@ -157,12 +158,14 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
     """Return the settings ("key=value") under which a row of an experiment runs in seconds, on data made in `folder`.
 
     The method, its family and the kinds of devices stay what they are. There are two rounds of three devices, a step of
-    four examples each, and small encoders and hypernetworks; of what the row sets itself nothing else is changed, but
-    for the steps of distillation.
+    four examples each, few weak devices beside the strong ones, and small encoders and hypernetworks; of what the row
+    sets itself nothing else is changed, but for the steps of distillation.
     """
     own = dict(text.partition("=")[::2] for text in row.overrides)
     whole = {**read_experiment(one.experiment_file), **own}
     shared_out = whole["partition"] == "strong-and-weak"
+    fewer = _with_fewer_weak(whole, one.folder, folder) if shared_out and "fleet" not in own else {}
+    whole |= fewer
     train = max(MADE_EXAMPLES, 20 * int(whole["devices"]) if shared_out else 0)  # a weak device has ten of them
     found: dict[str, Any] = {
         "data-dir": _made(whole, folder, train),
@@ -175,6 +178,7 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
         "workers": 1,
         "statistics.devices": TINY_DEVICES,
         "statistics.examples": 8,
+        **fewer,
     }
     if whole["partition"] == "natural":
         found["devices"] = min(int(whole["devices"]), made.PEOPLE)
@@ -193,6 +197,15 @@ def tiny(one: Entry, row: Row, folder: Path) -> list[str]:
     if texts := _of_texts(whole, folder, small=True):
         found |= texts | {"task-arguments": f"{texts['task-arguments']}, max_tokens = 12"}
     return [f"{key}={value}" for key, value in found.items()]
+
+
+def _with_fewer_weak(row: Mapping[str, Any], beside: Path, folder: Path) -> dict[str, Any]:
+    """Return the fleet of strong and weak devices with a few weak ones, which is written to `folder`."""
+    strong = int(row["strong.devices"])
+    every, few = f"count = {int(row['devices']) - strong}\n", f"count = {TINY_WEAK}\n"
+    fleet = folder / f"{strong}-and-{TINY_WEAK}-of-{row['fleet']}"
+    fleet.write_text((beside / row["fleet"]).read_text().replace(every, few))
+    return {"fleet": fleet, "devices": strong + TINY_WEAK}
 
 
 def full_size(one: Entry, row: Row, folder: Path) -> list[str]:
@@ -229,7 +242,9 @@ def _of_texts(row: Mapping[str, Any], folder: Path, *, small: bool) -> dict[str,
         hidden, heads, mlp, longest = (16, 4, 16, 32) if small else (768, 12, 3072, positions)
         sizes = f"hidden_size = {hidden}, num_attention_heads = {heads}, {inside} = {mlp}"
         sizes = f"model_type = '{kind}', {sizes}, max_position_embeddings = {longest}, vocab_size = {count}"
-        whole = f"model = {{{sizes}, num_hidden_layers = {layers}}}"
+        # Depths are of the published encoder; where none is named, a sixth of its layers shows as much.
+        few = small and "depths" not in arguments
+        whole = f"model = {{{sizes}, num_hidden_layers = {layers // 6 if few else layers}}}"
         arguments = arguments.replace(f"model = '{model}'", whole).replace(f"name = '{model}'", sizes)
         if f"'{model}'" in task_arguments:
             tokenizer = made.write_tokenizer(folder / f"tokenizer-{count}", count)
