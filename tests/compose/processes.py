@@ -3,10 +3,12 @@
 Not part of `make test`, because most of their time is waiting: `make test-compose` names this file.
 """
 
+import os
 import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.deployment import Deployment, kill
@@ -124,7 +126,7 @@ def test_a_node_that_trusts_a_key_runs_the_apps_alone_that_it_has_signed(tmp_pat
         assert [device.outcome for device in read_devices(tmp_path / "one")] == ["trained"]
         unsigned = deployment.run(*given, "--set", "run-name=other")
         log = tmp_path / "flower" / "node-0.log"
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300  # which only a busy machine needs
         while "FAB verification failed" not in log.read_text():
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.2)
@@ -283,17 +285,21 @@ def test_nodes_that_act_as_workers_of_a_fleet_give_the_bits_of_one_machine_also_
 
 @pytest.mark.flower
 def test_a_hundred_keys_are_enrolled_in_ten_seconds_by_one_process(tmp_path):
+    """Seconds of work, of the command and of the SuperLink: whoever else keeps the machine busy does not count."""
     deployment = Deployment(tmp_path / "flower", key_count=100)
+
+    def worked_seconds():
+        of_commands, of_superlink = os.times(), superlink.cpu_times()
+        return of_commands.children_user + of_commands.children_system + of_superlink.user + of_superlink.system
+
     try:
-        deployment.start_superlink()
-        started = time.monotonic()
+        superlink = psutil.Process(deployment.start_superlink().pid)
+        started = worked_seconds()
         said = deployment.enroll().splitlines()
-        seconds = time.monotonic() - started
-        started = time.monotonic()
+        seconds = worked_seconds() - started
         again = deployment.enroll().splitlines()
-        once_more = time.monotonic() - started
     finally:
         deployment.close()
     assert len({line.partition("registered as node ")[2] for line in said}) == 100
     assert all("registered before" in line for line in again)
-    assert min(seconds, once_more) < 10  # whoever else keeps the machine busy
+    assert seconds < 10
