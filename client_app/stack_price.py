@@ -67,7 +67,7 @@ def stack_bytes(family: Family, architecture: Architecture, batch_size: int, opt
         batch_size: examples that a device computes with at once.
         optimizer: one of `wildflower.models.cost.OPTIMIZERS`.
     """
-    from wildflower.models.trace import Storages  # which loads PyTorch's compiler
+    from wildflower.models.trace import Storages
 
     with torch.random.fork_rng(devices=[]):  # what a process draws does not depend on what it has priced
         loss = _Loss(family.build(architecture).train())

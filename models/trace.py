@@ -324,6 +324,11 @@ class Storages(TorchDispatchMode):
         self.written: set[int] = set()  # storages that operators have changed in place, also by way of `.data`
         self._known = {tensor.untyped_storage()._cdata for tensor in fixed}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to keep PyTorch's compiler away PyTorch would load it: 2 to 4 s."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.memory.stacks import CASES, RECORDED, predicted
+from tests.programs import run_python
 from wildflower.client_app import side_by_side
 from wildflower.client_app.side_by_side import number_at_once
 from wildflower.client_app.stack_price import price_at_once
@@ -65,3 +66,15 @@ def test_what_a_client_step_takes_beside_is_in_the_price_of_each_device():
     alone_bytes = cost(family, family.full(), batch_size=4, optimizer="sgd").peak_training_memory_bytes
     plain, beside = price_at_once(family, family.full(), training, alone_bytes)
     assert price_at_once(family, family.full(), training, alone_bytes + 1_000) == (plain + 1_000, beside)
+
+
+def test_a_price_does_not_load_the_compiler():
+    program = """if True:
+        import sys
+        from wildflower.client_app.stack_price import stack_bytes
+        from wildflower.models.family import make_family
+        family = make_family({"name": "cnn3", "input_shape": (1, 8, 8)})
+        stack_bytes(family, family.full(), 8, "sgd")
+        print("torch._dynamo" in sys.modules)"""
+    done = run_python("-c", program)
+    assert done.stdout == "False\n", done.stderr

@@ -125,11 +125,10 @@ def _serve(
 
 
 def load_compiler(config: RunConfig) -> None:
-    """Load PyTorch's compiler once for all workers, in 1 to 4 s: its optimizers and prices of stacks import it."""
+    """Load PyTorch's compiler once for all workers, in 1 to 4 s, where they take its optimizers, which import it."""
     import torch
 
-    way = config.compute.side_by_side
-    if config.optimizer != "sgd" or way == "fastest" or (way == "auto" and torch.cuda.is_available()):
+    if config.optimizer != "sgd" or torch.cuda.is_available():
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
