@@ -56,9 +56,9 @@ test-all: test test-thorough
 # networks and faults; needs docker, compose, root to fill disks, and where no image can be pulled debootstrap.
 test-compose: test-processes test-containers
 
-# Files side by side: most of their time is waiting, and the tests of a file share a deployment.
+# Two files at once: most of their time is waiting, and the tests of a file share a deployment.
 test-processes: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst --numprocesses $(JOBS) --dist loadfile tests/compose/processes.py tests/compose/your_devices.py tests/compose/recovery.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst --numprocesses 2 --dist loadfile tests/compose/recovery.py tests/compose/processes.py tests/compose/simulations.py tests/compose/your_devices.py $(PYTEST_ARGS)
 
 test-containers: setup
 	$(BIN)/pytest --exitfirst tests/compose/faults.py $(PYTEST_ARGS)

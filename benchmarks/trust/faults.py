@@ -16,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("faults.json")
-TESTS = (ROOT / "tests/compose/recovery.py", ROOT / "tests/compose/faults.py::test_a_killed_gate_is_started_again")
+TESTS = (
+    *(ROOT / "tests/compose" / name for name in ("simulations.py", "recovery.py")),
+    ROOT / "tests/compose/faults.py::test_a_killed_gate_is_started_again",
+)
 
 
 class Collected:

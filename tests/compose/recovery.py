@@ -1,8 +1,8 @@
 """What is seen of every fault, how many finished rounds are lost, and how long it takes until the run goes on.
 
 One row of benchmarks/trust/README.md's table per fault (`python -m benchmarks.trust.faults` writes it), with processes
-of this machine: simulations on own workers, and a SuperLink with TLS and keys with nodes that are started again
-whenever they end, as systemd does. Gates, containers and links are in tests/compose/faults.py.
+of this machine: a SuperLink with TLS and keys with nodes that are started again whenever they end, as systemd does.
+Simulations are in simulations.py; gates, containers and links in faults.py.
 
 Not part of `make test`, because most of their time is waiting: `make test-compose` names this file. Root fills disks.
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.compose.watched_run import HINT, LONGEST_SECONDS, MB, Run, descendants, fill, quoted, small_disk, wait_for
 from tests.deployment import ROOT, Deployment, free_port, kill
-from wildflower.server_app import checkpoint
-from wildflower.server_app.run_folder import read_devices, read_rounds
-from wildflower.server_app.run_records import DeviceRecord, RoundRecord
 
 NODES = 3
 EXPERIMENT = f"""
@@ -48,296 +45,7 @@ deadline-seconds = 200
 seed = 3
 run-name = "one"
 """
-SIMULATED = """
-task = "digits"
-workers = 1
-devices-per-round = 2
-rounds = 1000
-evaluate-every = 1000
-learning-rate = 0.01
-run-name = "one"
-"""
-HINT = "go on with the same command and --set resume=true --set run-name=one"
-MB = 2**20
 STARTER = "client_app/starter.py"
-LONGEST_SECONDS = 300  # that anything is waited for, which only a busy machine needs
-
-
-def wait_for(what: str, look: Callable[[], Any], seconds: float, every: float = 0.1) -> Any:
-    """What `look` gives as soon as it is true; AssertionError after `seconds`."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := look():
-            return found
-        time.sleep(every)
-    raise AssertionError(f"{what}: not within {seconds:g} s")
-
-
-def descendants(pid: int, words: str) -> list[psutil.Process]:
-    """The processes below one in whose command these words stand; that of a message is forked, and has its own name."""
-    found = []
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.Error):
-                command = process.name() if process.name() == "flwr-clientapp" else " ".join(process.cmdline())
-                if words in command:
-                    found.append(process)
-    return found
-
-
-class Run:
-    """A `wildflower run` of a folder's experiment, whose output goes to a file."""
-
-    def __init__(self, folder: Path, deployment: Deployment | None = None, output: Path | None = None) -> None:
-        self.folder, self.deployment = folder, deployment
-        self.dir = (output or folder) / "one"
-        self.arguments = [str(folder / "experiment.toml"), "--set", f"output-dir={output or folder}"]
-        if deployment is not None:
-            self.arguments += deployment.connection
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *settings: str) -> Run:
-        """Start it with more settings; where one of an earlier start runs, that one stays."""
-        words = [word for setting in settings for word in ("--set", setting)]
-        return self._start([sys.executable, "-m", "wildflower", "run", *self.arguments, *words])
-
-    def _start(self, command: list[str]) -> Run:
-        with (self.folder / "said").open("wb") as file:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
-        return self
-
-    def said(self) -> str:
-        """What it has printed."""
-        return (self.folder / "said").read_text(errors="replace")
-
-    def log(self) -> str:
-        """What its server has printed."""
-        return (self.dir / "app.log").read_text(errors="replace") if (self.dir / "app.log").exists() else ""
-
-    def rounds(self) -> list[RoundRecord]:
-        """The finished rounds.
-
-        A server that is killed between a round's lines and its checkpoint does that round again. A simulation gives it
-        the same figures; on real nodes it is another round, and counts from its checkpoint on.
-        """
-        found = read_rounds(self.dir) if (self.dir / "rounds.jsonl").exists() else []
-        last = max(checkpoint.rounds(self.dir), default=0) if self.deployment else len(found)
-        return found[:last]
-
-    def devices(self) -> list[DeviceRecord]:
-        """What devices did in them."""
-        return list(read_devices(self.dir))
-
-    def wait_for_round(self, number: int, seconds: float = LONGEST_SECONDS) -> float:
-        """Wait until so many rounds are finished; how long that took."""
-        started = time.monotonic()
-
-        def look() -> bool:
-            done = len(self.rounds()) >= number
-            assert done or self.process is None or self.process.poll() is None, self.said()[-3000:]
-            return done
-
-        wait_for(f"round {number}", look, seconds)
-        return time.monotonic() - started
-
-    def next_round(self, more: int = 1) -> float:
-        """Wait for so many rounds more than there are; how long that took."""
-        return self.wait_for_round(len(self.rounds()) + more)
-
-    def wait_for_device(self, device: int, after: int, trained: bool, seconds: float = LONGEST_SECONDS) -> DeviceRecord:
-        """A device's first order behind a round in which it trained, or did not."""
-
-        def look() -> DeviceRecord | None:
-            own = (d for d in self.devices() if d.device == device and d.round > after)
-            return next((d for d in own if (d.outcome == "trained") == trained), None)
-
-        found: DeviceRecord = wait_for(f"device {device} trains: {trained}", look, seconds)
-        return found
-
-    def ends(self, code: int, seconds: float = LONGEST_SECONDS) -> str:
-        """Wait until it has ended with this code; what it said."""
-        assert self.process is not None
-        assert self.process.wait(seconds) == code, self.said()[-3000:]
-        return self.said()
-
-    def stop(self) -> None:
-        """End it as Ctrl-C does, where it still runs."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(LONGEST_SECONDS)
-
-
-@contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """A disk of its own at a folder, for the time of a `with` block."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Write until the disk of a folder is full; the file to remove."""
-    ballast = folder / "ballast"
-    with suppress(OSError), ballast.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return ballast
-
-
-# Simulations on own workers -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def simulation(tmp_path: Path) -> Iterator[Run]:
-    (tmp_path / "experiment.toml").write_text(SIMULATED)
-    run = Run(tmp_path)
-    yield run
-    run.stop()
-
-
-def family_of(run: Run) -> dict[str, psutil.Process]:
-    """The processes of a simulation, by what they are."""
-    assert run.process is not None
-    command = psutil.Process(run.process.pid)
-    [server] = command.children()
-    [fork_server] = server.children()
-    [worker] = fork_server.children()
-    return {"command": command, "server": server, "fork server": fork_server, "worker": worker}
-
-
-@pytest.mark.parametrize("who", ["command", "server", "fork server"])
-def test_a_process_of_a_simulation_is_killed(who, simulation, note):
-    simulation.start().wait_for_round(2)
-    family = family_of(simulation)
-    family[who].kill()
-    killed = time.monotonic()
-    assert simulation.process is not None
-    simulation.process.wait(LONGEST_SECONDS)
-    told = time.monotonic() - killed
-    said, before = simulation.said(), simulation.rounds()
-    _, alive = psutil.wait_procs(list(family.values()), timeout=60)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
-    if who == "command":
-        seen = "nothing is left running"
-    else:
-        assert simulation.process.returncode == 1
-        assert told < 10
-        seen = f"after {told:.1f} s {quoted(said, 'The run failed.')}, and how to resume"
-        assert HINT in said
-    seconds = simulation.start("resume=true").next_round()
-    note(f"kill -9: {who} of a simulation", seen, seconds, before, simulation.rounds())
-
-
-def test_a_worker_of_a_simulation_is_killed(simulation, note):
-    simulation.start().wait_for_round(2)
-    before = simulation.rounds()
-    family_of(simulation)["worker"].kill()
-    seconds = simulation.next_round(2)
-    log = simulation.log()
-    assert "another one takes its place" in log
-    assert {d.outcome for d in simulation.devices()} == {"trained"}
-    seen = f"{quoted(log, 'Worker 1 was killed')}; its orders are done again, and no device fails"
-    note("kill -9: worker of a simulation", seen, seconds, before, simulation.rounds())
-
-
-def quoted(text: str, words: str, letters: int = 200) -> str:
-    """The first line of a text with these words in it, from them on, fit for a cell of a table."""
-    assert words in text, text[-3000:]
-    line = words + text.partition(words)[2].splitlines()[0]
-    line = line.replace("|", "/").replace("`", "'").strip()
-    return f"`{line if len(line) <= letters else line[:letters].rsplit(' ', 1)[0] + ' ...'}`"
-
-
-def test_a_simulation_is_paused(simulation, note):
-    simulation.start().wait_for_round(2)
-    family = family_of(simulation)
-    for process in family.values():
-        process.suspend()
-    before = simulation.rounds()
-    time.sleep(3)
-    assert len(simulation.rounds()) <= len(before) + 1
-    for process in reversed(family.values()):
-        process.resume()
-    seconds = simulation.next_round()
-    note("pause: all processes of a simulation", "nothing", seconds, before, simulation.rounds())
-
-
-def test_the_disk_of_a_simulations_folder_fills(tmp_path, note):
-    (tmp_path / "experiment.toml").write_text(SIMULATED)
-    with small_disk(tmp_path / "runs", 64 * MB) as disk:
-        run = Run(tmp_path, output=disk)
-        try:
-            run.start().wait_for_round(2)
-            ballast = fill(disk)
-            said, before = run.ends(1), run.rounds()
-            assert HINT in said
-            ballast.unlink()
-            seconds = run.start("resume=true").next_round()
-            seen = f"{quoted(said, 'The disk of').replace(str(disk), 'RUNS')}, and how to resume"
-            note("full disk: the run's folder", seen, seconds, before, run.rounds())
-        finally:
-            run.stop()
-
-
-def test_the_disk_is_full_before_the_first_checkpoint(tmp_path, note):
-    (tmp_path / "experiment.toml").write_text(SIMULATED)
-    with small_disk(tmp_path / "runs", 32 * MB) as disk:
-        ballast = disk / "ballast"
-        ballast.write_bytes(bytes(32 * MB - 64 * 1024))
-        run = Run(tmp_path, output=disk)
-        try:
-            said = run.start().ends(1)
-            assert list((run.dir / "checkpoint").glob("round-*/SHA256SUMS")) == []
-            ballast.unlink()
-            started = time.monotonic()
-            run.start("rounds=1").ends(0)
-            seconds = time.monotonic() - started
-            seen = quoted(said, "The disk of").replace(str(disk), "RUNS")
-            note("full disk: before the first checkpoint", f"{seen}; the same command begins anew", seconds)
-        finally:
-            run.stop()
-
-
-@pytest.mark.parametrize(
-    ("what", "file", "words"),
-    [
-        ("the newest checkpoint", "checkpoint/round-4/state.safetensors", "going back to the checkpoint of round 3"),
-        ("the journal of rounds", "rounds.jsonl", "going back to the checkpoint of round 3"),
-        ("the journal of devices", "devices.jsonl", "going back to the checkpoint of round 3"),
-        ("the best model", "models/best/models.json", ""),
-        ("the summary", "summary.json", ""),
-    ],
-)
-def test_a_file_is_torn(what, file, words, simulation, note):
-    simulation.start("rounds=4", "evaluate-every=2").ends(0)
-    before = simulation.rounds()
-    torn = simulation.dir / file
-    torn.write_bytes(torn.read_bytes()[:-30])
-    seconds = simulation.start("resume=true", "rounds=5", "evaluate-every=2").wait_for_round(5)
-    simulation.ends(0)
-    assert [one == other for one, other in zip(before, simulation.rounds(), strict=False)] == [True] * 3 + [not words]
-    seen = quoted(simulation.log(), words) if words else "nothing"
-    note(f"torn file: {what}", seen, seconds, before, simulation.rounds())
-
-
-def test_a_configuration_that_is_torn_stops_the_command_and_nothing_is_changed(simulation, note):
-    simulation.start("rounds=2").ends(0)
-    before, config = simulation.rounds(), simulation.dir / "config.json"
-    data = config.read_bytes()
-    config.write_bytes(data[:-30])
-    said = simulation.start("resume=true", "rounds=3").ends(1)
-    assert simulation.rounds() == before
-    assert config.read_bytes() == data[:-30]
-    config.write_bytes(data)
-    seconds = simulation.start("resume=true", "rounds=3").wait_for_round(3)
-    seen = f"{quoted(said, 'Without the configuration')}; with the file put back it goes on"
-    note("torn file: config.json", seen, seconds, before, simulation.rounds())
-
-
-# Real nodes -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
