@@ -58,7 +58,7 @@ def run(*command: str | Path, timeout: float = 600.0, check: bool = True, **opti
     return done.stdout
 
 
-def wait_for(what: str, look: Callable[[], Any], seconds: float, every: float = 0.5) -> Any:
+def wait_for(what: str, look: Callable[[], Any], seconds: float, every: float = 0.2) -> Any:
     """What `look` gives as soon as it is true; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -23,7 +23,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.compose.watched_run import HINT, LONGEST_SECONDS, MB, Run, descendants, fill, quoted, small_disk, wait_for
+from tests.compose.engine import wait_for
+from tests.compose.watched_run import HINT, LONGEST_SECONDS, MB, Run, descendants, fill, quoted, small_disk
 from tests.deployment import ROOT, Deployment, free_port, kill
 
 NODES = 3

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from tests.compose.engine import wait_for
 from tests.deployment import ROOT, Deployment
 from wildflower.server_app import checkpoint
 from wildflower.server_app.run_folder import read_devices, read_rounds
@@ -21,16 +21,6 @@ from wildflower.server_app.run_records import DeviceRecord, RoundRecord
 HINT = "go on with the same command and --set resume=true --set run-name=one"
 MB = 2**20
 LONGEST_SECONDS = 300  # that anything is waited for, which only a busy machine needs
-
-
-def wait_for(what: str, look: Callable[[], Any], seconds: float, every: float = 0.1) -> Any:
-    """What `look` gives as soon as it is true; AssertionError after `seconds`."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := look():
-            return found
-        time.sleep(every)
-    raise AssertionError(f"{what}: not within {seconds:g} s")
 
 
 def descendants(pid: int, words: str) -> list[psutil.Process]:
