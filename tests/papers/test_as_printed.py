@@ -15,7 +15,7 @@ from wildflower.devices.fleet import FLEETS_DIR
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
-from wildflower.papers.catalog import entry, tiny
+from wildflower.papers.catalog import entry, full_size, tiny
 
 
 def first(name: str) -> Any:
@@ -141,6 +141,7 @@ def test_inclusivefl_on_medical_entities_and_by_proportion():
         assert {(params.share, params.head) for params in found} == {(share, head)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["figure-5-cola", "figure-5-medical"])
 def test_inclusivefl_without_one_type_of_devices(name, tmp_path):
     """Nobody of that type can train the smallest model, and the other two get what they get with it."""
@@ -154,6 +155,31 @@ def test_inclusivefl_without_one_type_of_devices(name, tmp_path):
     assert list(models) == ["without-weak", "without-medium", "without-strong"]
     for row, layers in zip(models, ("4 layers", "8 layers", "12 layers"), strict=True):
         assert models[row] == whole | {layers: 0}
+    assert 0 < of_layers(whole, 4) == of_layers(whole, 8)
+
+
+def of_layers(parameters: dict[str, int], least: int) -> int:
+    """How many parameters the four layers have that a device of so many layers lacks, and the next one has."""
+    return parameters[f"{least + 4} layers"] - parameters[f"{least} layers"]
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_inclusivefl_types_get_four_eight_and_twelve_layers(number, tmp_path):
+    one = entry("inclusivefl/table-5")
+    row = [row for row in one.methods() if row.name.startswith("inclusivefl-")][number]
+    planned = make_plan(configured(one, row, tiny(one, row, tmp_path)))
+    parameters = {device.tier: device.parameters for device in planned.devices}
+    assert 0 < of_layers(parameters, 4) == of_layers(parameters, 8)
+
+
+@pytest.mark.thorough
+def test_the_medical_entities_are_planned_at_full_size(tmp_path):
+    one = entry("inclusivefl/table-3")
+    row = one.methods()[-1]
+    planned = make_plan(configured(one, row, full_size(one, row, tmp_path)))
+    parameters = {device.tier: device.parameters for device in planned.devices}
+    # RoBERTa-base has 7,087,872 in each layer.
+    assert of_layers(parameters, 4) == of_layers(parameters, 8) == 4 * 7_087_872
 
 
 # RaFL, Tables 1 to 4 and section 4.5: data set, devices, share of them per round.

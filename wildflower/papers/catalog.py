@@ -53,7 +53,8 @@ EXAMPLES = {
     "text": 12_792,
 }
 DISTILLED = {"distillation.steps": 1, "distillation.batch-size": 4}  # in a run that takes a minute
-PLANNED_EXAMPLES = 2_000  # are made for a plan in which every device draws its own
+PLANNED_EXAMPLES = 2_000  # of a device, at most, in a plan in which every device draws its own
+MADE_FOR_PLANS = 2_500  # of which a task may keep a fifth to test on
 
 
 class Entry(BaseModel):
@@ -216,7 +217,7 @@ def full_size(one: Entry, row: Row, folder: Path) -> list[str]:
         found: dict[str, Any] = {"data-dir": _made(settings, folder, count)}
     else:
         each = min(PLANNED_EXAMPLES, max(1, count // devices))
-        found = {"data-dir": _made(settings, folder, PLANNED_EXAMPLES), "examples-per-device": each}
+        found = {"data-dir": _made(settings, folder, MADE_FOR_PLANS), "examples-per-device": each}
         found |= {"partition": "iid"} if settings["partition"] == "natural" else {}
     found |= _of_texts(settings, folder, small=False)
     return [f"{key}={value}" for key, value in found.items()]
