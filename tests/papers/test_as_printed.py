@@ -206,6 +206,8 @@ def test_rafls_federations(name):
         ("table-1-cifar10", [28]),
         ("table-2-resnet", [47, 74]),
         ("table-2-mobilenet", [12, 6.5]),
+        ("table-3-resnet", [50, 80]),  # 5 and 8 GFLOPs over 100 devices
+        ("table-3-mobilenet-v3", [7]),  # 0.7 GFLOPs
         ("figure-4", [152]),
     ],
 )
@@ -219,6 +221,24 @@ def test_rafls_budgets_are_the_printed_mflops_in_the_mean_and_lie_in_the_space(n
         space = ElasticSpace.of(family)
         assert family.inference_macs(space.smallest()) <= config.params.macs[0]
         assert config.params.macs[1] <= family.inference_macs(space.largest())
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "printed"),
+    [
+        ("table-3-resnet", "fedavg-27", 2.75e9),
+        ("table-3-resnet", "fedavg-50", 5.02e9),
+        ("table-3-mobilenet-v3", "fedavg-5", 0.49e9),
+    ],
+)
+def test_rafls_uniform_networks_of_table_3_use_the_printed_flops_over_100_devices(table, row, printed):
+    one = entry(f"rafl/{table}")
+    config = configured(one, {row.name: row for row in one.methods()}[row], [])
+    family = make_family(
+        {"name": config.family, "input_shape": [3, 32, 32], "classes": 100, "norm": "batch", "halvings": 5}
+    )
+    macs = family.inference_macs(family.width(config.widths[0]))
+    assert config.devices * macs == pytest.approx(printed, rel=0.02)
 
 
 # Tables 1 and 2: GB that RaFL's knowledge network and a uniform network take in a round. Figure 4 is taken to be alike.
