@@ -32,7 +32,8 @@ ARCHITECTURES = 1000
 # With batches of which the whole network takes 50 MB and more, so that the network and not the runtime is measured.
 BATCHES = {
     **{"resnet18": 64, "mobilenet_v2": 256, "densenet121": 512, "convnext_tiny": 512, "swin_t": 256},
-    **{"vit_b_16": 1024, "unet": 1024, "lstm": 4096, "bert": 2048, "gpt2": 2048, "mlp": 65536},
+    **{"mobilenet_v3": 512, "efficientnet_b0": 256, "vit_b_16": 1024, "timm_vit_tiny": 512, "hf_vit": 2048},
+    **{"unet": 1024, "lstm": 4096, "bert": 2048, "distilbert": 2048, "gpt2": 2048, "mlp": 65536},
 }
 
 
