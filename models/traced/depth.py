@@ -213,8 +213,7 @@ class _Mode:
     def _part(self, path: str) -> tuple[Node, Node] | None:
         """Return what goes into a part of the module and what comes out of it, if these are one node each."""
         inside = {node for node in self._calls() if path in paths_of(node) and node in self.all}
-        # Checks of types, which compute nothing, read what they check.
-        results = [node for node in inside & self.of_input if not inside.issuperset(self.all.intersection(node.users))]
+        results = [node for node in inside & self.of_input if any(user not in inside for user in node.users)]
         read = {value for node in inside for value in node.all_input_nodes if value not in inside}
         if len(results) != 1:
             return None
@@ -231,7 +230,7 @@ class _Mode:
 
     def _fits(self, before: Node, result: Node) -> bool:
         """Say whether one node can stand for another: nobody who reads it in its place changes it for others."""
-        shared = not ancestors(result).issuperset(self.all.intersection(before.users))
+        shared = any(user not in ancestors(result) for user in before.users)
         in_place = any(short_name(user.target).endswith("_") for user in result.users if user.op == "call_function")
         return not (shared and in_place) and self._alike(before, result)
 

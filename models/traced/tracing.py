@@ -74,6 +74,7 @@ def trace(where: str, module: nn.Module, input_shape: tuple[int, ...], dtype: to
     inputs = torch.zeros(found.batch_size, *input_shape, dtype=dtype)
     for training in (True, False):
         program = _exported(where, module.train(training), inputs)
+        _remove_checks(program.graph)
         found.graphs[training] = program.graph
         _read_tensors(found, program, module, training)
         _check(where, program)
@@ -250,7 +251,7 @@ def _check(where: str, program: Any) -> None:
     for node in program.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             name, at = short_name(node.target), place_in_code(node)
-            if name not in ALLOWED and not _is_ignored(node):
+            if name not in ALLOWED:
                 reads = "it reads the value of a tensor" if name in ("item", "_local_scalar_dense", "nonzero") else ""
                 raise PluginError(
                     f"{where} uses the operator {node.target}{f' ({at})' if at else ''}, which a graph may not hold"
@@ -274,6 +275,10 @@ def _is_higher_order(node: Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
-def _is_ignored(node: Node) -> bool:
-    """Whether a node is an assertion or the like, which computes nothing."""
-    return short_name(node.target).startswith(("_assert", "sym_", "_set_grad"))
+def _remove_checks(graph: Graph) -> None:
+    """Remove assertions and the like, and what is computed for them alone, so that no tensor counts as read by them."""
+    for node in reversed(graph.nodes):
+        checks = node.op == "call_function" and short_name(node.target).startswith(("_assert", "sym_", "_set_grad"))
+        if checks and not node.users:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
