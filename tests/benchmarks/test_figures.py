@@ -114,7 +114,7 @@ def test_dots_are_what_is_recorded_and_lines_their_mean(drawn, name, kind):
     assert list(shown) == [panel.title for panel in study.panels]
     for panel in study.panels:
         recorded = panel.rows(read(panel.file))
-        assert 2 <= len(recorded) <= 12
+        assert 2 <= len(recorded) <= 16  # what an eye still reads from one panel
         assert shown[panel.title].keys() == recorded.keys()
         for row, values in recorded.items():
             dots = sorted([*values, mean(values)] if study.means else values)
