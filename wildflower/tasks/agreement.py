@@ -23,6 +23,7 @@ from wildflower.tasks.device_data import (
     in_order,
 )
 from wildflower.tasks.labels import same, shown
+from wildflower.tasks.outliers import far_off
 from wildflower.tasks.remarks import named
 
 
@@ -54,7 +55,8 @@ def agree(summaries: Iterable[Summary], declared: Declared, max_examples: int) -
     """Return what devices agree on, and why the data of some do not fit that.
 
     What is declared holds. Else the form is that of most devices, labels are all that occur, and inputs are normalized
-    by the mean and deviation over all devices. Of devices that are left out nothing is used.
+    by the mean and deviation over all devices, but those far off the others. Of devices that are left out nothing is
+    used.
 
     Raises:
         ValueError: no device is left.
@@ -74,6 +76,9 @@ def agree(summaries: Iterable[Summary], declared: Declared, max_examples: int) -
                 f"its examples are {own}, the run's are {form or 'x'.join(map(str, declared.input_shape))}"
             )
     fitting = [summary for summary, _ in able if summary.device not in unfit]
+    if not declared.mean:
+        unfit |= far_off({summary.device: summary.moments for summary in fitting if summary.moments is not None})
+        fitting = [summary for summary in fitting if summary.device not in unfit]
     if not declared.label_names:
         unfit |= _other_spellings(fitting)
         fitting = [summary for summary in fitting if summary.device not in unfit]

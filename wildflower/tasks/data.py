@@ -37,7 +37,7 @@ SUMS_ROUND = 1e-14
 MAX_NAMED = 3  # files in an error
 STORED_TO_NORMALIZE = (torch.uint8, torch.float32, torch.float64)
 
-DECODED_VERSION = 3
+DECODED_VERSION = 4
 """Raised whenever decoding changes, so that files of an older release are not read."""
 
 

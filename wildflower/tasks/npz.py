@@ -26,6 +26,7 @@ from wildflower.tasks.data import (
     unread,
 )
 from wildflower.tasks.device_data import OwnArguments, made
+from wildflower.tasks.outliers import ALIKE, crowded
 from wildflower.tasks.remarks import Remark, Remarks, joined
 
 LOOKED_AT_TOGETHER = 1024
@@ -171,12 +172,14 @@ def _read(file: Path) -> dict[str, np.ndarray]:
 
 
 def _seldom_meant(parts: Sequence[Tensor]) -> tuple[Remark, ...]:
-    """Count images (bytes) that are of one color all over, and channels of signals that float32 has rounded away."""
+    """Count images (bytes) of one color all over, and channels of signals of which float32 or a norm leaves little."""
     remarks = Remarks()
     for inputs in parts:
         if inputs.dtype != torch.uint8:
             for channel in _far_from_zero(inputs.numpy()):
                 remarks.add(FAR, f"channel {channel}, counted from 0")
+            for channel in crowded(inputs):
+                remarks.add(f"channels {ALIKE}", f"channel {channel}, counted from 0")
             continue
         for start, chunk in enumerate(inputs.split(LOOKED_AT_TOGETHER)):
             numbers = one_color(chunk).nonzero().flatten().tolist()

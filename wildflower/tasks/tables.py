@@ -26,6 +26,8 @@ from wildflower.tasks.data import (
 )
 from wildflower.tasks.device_data import MAX_CHANNELS, OwnArguments, made
 from wildflower.tasks.hub import existing_folder
+from wildflower.tasks.outliers import ALIKE, crowded
+from wildflower.tasks.remarks import Remarks, joined
 from wildflower.tasks.rows import as_float32, as_name, check_columns, files_behind, files_of_device, rows_of
 from wildflower.tasks.texts import Name
 
@@ -90,7 +92,7 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
         classes=found.classes,
         label_names=found.label_names,
         columns=arguments.columns,
-        remarks=unread(files, FORMATS),
+        remarks=joined([*found.remarks, *unread(files, FORMATS)]),
     )
 
 
@@ -145,15 +147,25 @@ def own(data_dir: str, arguments: TableArguments) -> DataSet:
     if not train and not test:
         raise no_file(folder, arguments.train, "table", EXPECTED)
     files: list[Path | None] = [train[0] if train else None, *test]
-    return replace(_read(files, arguments), remarks=unread([*train, *test], FORMATS))
+    found = _read(files, arguments)
+    return replace(found, remarks=joined([*found.remarks, *unread([*train, *test], FORMATS)]))
 
 
 def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
     """Return the rows to train on and, where there is a second file, those to test on; None stands for no rows."""
+
+    def decode() -> DataSet:
+        parts = [_rows(file, arguments) for file in files]
+        remarks = Remarks()
+        for inputs, _ in parts:
+            for column in crowded(inputs):
+                remarks.add(f"columns {ALIKE}", arguments.columns[column])
+        return replace(made(parts), remarks=remarks.found())
+
     return decoded_files(
         "table",
         [one for file in files if file is not None for one in files_behind(file)],
-        lambda: made([_rows(file, arguments) for file in files]),
+        decode,
         parts=[file is not None for file in files],
         columns=arguments.columns,
         label=(arguments.label, arguments.labels, arguments.decimal),
