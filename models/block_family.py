@@ -76,6 +76,10 @@ class BlockFamily(GroupFamily):
             return self._step(arch, batch_size, piling=not OPTIMIZERS[optimizer].accumulates).cost(optimizer)
         return super().price(arch, batch_size, optimizer)
 
+    def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of an example's answer: described networks answer for an input as a whole."""
+        return (self.classes,)
+
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Return those of the layers."""
         return self._step(arch, 1).convolutions

@@ -52,9 +52,9 @@ class ClientContext(Protocol):
 
     @property
     def class_counts(self) -> Tensor:
-        """Return how many training examples of each class the device holds, (classes,).
+        """Return how many training examples of each class the device holds, or of tags how many tokens, (classes,).
 
-        MessageError where the task does not have one class per example; `ClientStep.needs_classes` says it beforehand.
+        MessageError where labels are no classes; `ClientStep.needs_classes` says it beforehand.
         """
 
     def build(self, weights: Weights | None = None) -> Network:

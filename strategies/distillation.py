@@ -180,9 +180,14 @@ class _Lessons:
         """Add the gradients of KL(teacher || student) on a new batch."""
         inputs = self.noise.draw(self.settings.batch_size, self.generator).to(self.device)
         with torch.no_grad():
-            target = teach(inputs).log_softmax(dim=1)
+            target = _rows(teach(inputs)).log_softmax(dim=1)
         self.said.append(target)
-        F.kl_div(learn(inputs).log_softmax(dim=1), target, reduction="batchmean", log_target=True).backward()
+        F.kl_div(_rows(learn(inputs)).log_softmax(dim=1), target, reduction="batchmean", log_target=True).backward()
+
+
+def _rows(logits: Tensor) -> Tensor:
+    """Return logits (batch, classes); of (batch, classes, positions) each position, none of which is padding."""
+    return logits.movedim(1, -1).flatten(0, -2)
 
 
 def _means(lessons: _Lessons, weights: Weights, taught_by: Cut, students: Sequence[Cut]) -> Weights:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from wildflower.plugins.flower_log import log
 from wildflower.strategies.params import Count, Params, PositiveRate
 from wildflower.strategies.shared_losses import divergence
 from wildflower.tasks.inputs import in_layout, laid_out_for
+from wildflower.tasks.labels import NO_LABEL
 from wildflower.tasks.public import PublicData
 
 TOGETHER = 256  # public examples that a network reads at once where it does not learn
@@ -54,7 +56,7 @@ class Teachers:
 
     def __init__(self, public: PublicData, classes: int) -> None:
         self.public = public
-        self._shape = len(public), classes
+        self._shape = len(public), classes, *public.positions
         self._sum = self._empty()
 
     def _empty(self) -> WeightedSum:
@@ -70,19 +72,28 @@ class Teachers:
         self._sum.add(logits_of(model, self.public).flatten(), 1)
 
     def take_mean(self) -> Tensor:
-        """The mean logits, (public examples, classes); RaFL's Eq. 8. Then start over."""
+        """The mean logits, (public examples, classes, *positions); RaFL's Eq. 8. Then start over."""
         mean = (self._sum.total.double() / (self._sum.weight * SCALE)).float().view(self._shape)
         self._sum = self._empty()
         return mean
 
 
 def logits_of(model: nn.Module, public: PublicData) -> Tensor:
-    """Return what a model says of all public examples in evaluation mode, (public examples, classes), on the CPU."""
+    """Return what a model says of all public examples in evaluation mode, (public examples, classes), on the CPU.
+
+    Where it answers for every position, these come behind, and it says 0 of padding.
+    """
     device = _device()
     model = model.to(device).eval()
+    said = []
     with torch.no_grad():
-        picked = torch.arange(len(public)).split(TOGETHER)
-        return torch.cat([model(laid_out_for(model, public.batch(numbers)).to(device)).cpu() for numbers in picked])
+        for picked in torch.arange(len(public)).split(TOGETHER):
+            logits, tags = model(laid_out_for(model, public.batch(picked)).to(device)).cpu(), public.tags(picked)
+            if tags is not None:  # texts are cut to the longest of a batch
+                logits = logits.masked_fill((tags == NO_LABEL).unsqueeze(1), 0.0)
+                logits = F.pad(logits, (0, public.inputs.shape[-1] - logits.shape[-1]))
+            said.append(logits)
+    return torch.cat(said)
 
 
 def teach(
@@ -98,13 +109,14 @@ def teach(
     """Teach a network what the teachers say together, beginning with the weights that it has.
 
     Every step lowers L_d = KL(softmax(teachers(x)) || softmax(student(x))), the mean over a batch of public examples,
-    at temperature 1. Of the networks that it looked at, every `CHECK_STEPS` steps and at the end, the one with the
-    least loss on the held-out examples is taken, also where that is the one it began with.
+    at temperature 1; where models answer for every position, an example's is the mean over those without padding. Of
+    the networks that it looked at, every `CHECK_STEPS` steps and at the end, the one with the least loss on the
+    held-out examples is taken, also where that is the one it began with.
 
     Args:
         family, architecture: of the student.
         weights: that it begins with; not changed.
-        teachers: mean logits, (public examples, classes).
+        teachers: mean logits, (public examples, classes, *positions).
         public: the public data.
         settings: the numbers of the distillation.
         seed: what the order of the examples follows from.
@@ -122,7 +134,10 @@ def teach(
     target = teachers.log_softmax(dim=1)
 
     def loss_of(picked: Tensor, inputs: Tensor) -> Tensor:
-        return divergence(target[picked].to(device), student(inputs.to(device)).log_softmax(dim=1))
+        tags, wanted = public.tags(picked), target[picked]
+        if tags is not None:
+            tags, wanted = tags.to(device), wanted[..., : tags.shape[1]]
+        return divergence(wanted.to(device), student(inputs.to(device)).log_softmax(dim=1), tags)
 
     def look() -> float:
         student.eval()

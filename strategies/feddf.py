@@ -43,6 +43,7 @@ class FedDF(OneArchitecture[Params]):
     fit_for: ClassVar[Traits] = replace(
         OneArchitecture.fit_for,
         averages=False,
+        takes_tokens=True,
         public_when={},
         one_model="feddf distills one model's networks into it: leave it false",
     )

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
+from typing import ClassVar
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -20,10 +21,10 @@ from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, 
 from wildflower.models.family import Family
 from wildflower.models.network import Network
 from wildflower.strategies.fitted_levels import are_nested, below
-from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training
+from wildflower.strategies.method import ClientContext, ClientStep, Order, Setup, Training, Traits
 from wildflower.strategies.nested import MOST_LEVELS, check_no_statistics, cuts_below, step_bytes
 from wildflower.strategies.params import Params
-from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.shared_losses import Loss, soft_cross_entropy, tags_of
 from wildflower.strategies.static_norm import StaticNormMethod
 
 # The client step ------------------------------------------------------------------------------------------------------
@@ -34,7 +35,8 @@ class OrderedDropout(Training):
 
     L_p = CE(F_p(x), y), or with distillation L_p = CE(F(x), y) + CE(F_p(x), softmax F(x)), F being the device's whole
     sub-model of width p_max and the softmax constant; with p = p_max the first term alone (the paper's alpha = T = 1).
-    The first term is differentiated before the second is computed: a device never holds the activations of both.
+    The first term is differentiated before the second is computed: a device never holds the activations of both. Of
+    tags both are means over the tokens that have one.
 
     Of a family that names its own candidates, such as depths, these take the place of widths.
 
@@ -65,7 +67,7 @@ class OrderedDropout(Training):
             target = logits.detach().softmax(dim=1)
             del logits
             own.backward()
-            return own.detach() + F.cross_entropy(cut(inputs), target)
+            return own.detach() + soft_cross_entropy(cut(inputs), target, tags_of(context.task, labels))
 
         return loss
 
@@ -83,6 +85,8 @@ class FjORDParams(Params):
 
 class FjORD(StaticNormMethod[FjORDParams]):
     """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
+
+    fit_for: ClassVar[Traits] = replace(StaticNormMethod.fit_for, takes_tokens=True)
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
         super().__init__(setup, params)
@@ -126,7 +130,9 @@ def training_cost(
 
     whole = alone(architecture)
     convolutions = {a: set(family.convolutions(a)) for a in (architecture, *lower)}
-    target_bytes = FLOAT_BYTES * batch_size * family.classes if distillation else 0
+    target_bytes = (
+        FLOAT_BYTES * batch_size * prod(family.answer(architecture, batch_size)) if distillation and lower else 0
+    )
     steps_bytes = [whole.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * len(convolutions[architecture])]
     for a in lower:
         cut_bytes = step_bytes(

@@ -47,7 +47,9 @@ class LotteryFLParams(Params):
         0.1, description="Share of a tensor's kept weights that one pruning drops"
     )
     threshold: Fraction = Field(
-        0.2, description="Accuracy of the device's ticket on its own examples above which it prunes"
+        0.2,
+        description="Accuracy of the device's ticket on its own examples above which it prunes; of tags the task's "
+        "metric",
     )
     target: Fraction = Field(0.5, description="Share of the weights that is kept at the end: below it nobody prunes")
 
@@ -60,7 +62,7 @@ class LotteryFL(OneArchitecture[LotteryFLParams]):
     """
 
     # Every device has coordinates of its own.
-    fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True)
+    fit_for: ClassVar[Traits] = replace(OneArchitecture.fit_for, averages=False, personal=True, takes_tokens=True)
     returns_changes: ClassVar[bool] = True
     parameter_copies: ClassVar[int] = 2  # the first weights, and the masks
 

@@ -87,6 +87,16 @@ def divergence(target: Tensor, prediction: Tensor, tags: Tensor | None = None) -
     return mean_of_labeled(of_tokens, tags).mean()
 
 
+def soft_cross_entropy(logits: Tensor, target: Tensor, tags: Tensor | None = None) -> Tensor:
+    """Cross-entropy of logits to probabilities, both (batch, classes), as the mean over the batch.
+
+    Of (batch, classes, positions) an example's is the mean over its positions that have a label, as in `divergence`.
+    """
+    if tags is None:
+        return F.cross_entropy(logits, target)
+    return mean_of_labeled(F.cross_entropy(logits, target, reduction="none"), tags).mean()
+
+
 def tags_of(task: Task, labels: Tensor) -> Tensor | None:
     """Return the labels where each token has one, as `divergence` takes them; None where each example has one."""
     return labels if task.label_kind == "classes of tokens" else None

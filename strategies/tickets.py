@@ -25,19 +25,20 @@ from wildflower.strategies.method import (
 )
 from wildflower.strategies.params import Fraction
 from wildflower.strategies.shared_losses import PureLoss
+from wildflower.tasks.metrics import ACCURACY
 
 
 class TicketTraining(ClientStep):
     """Devices minimize the task's loss, such as L = CE(f(x; m * w), y), over the weights that their mask m keeps.
 
-    Beforehand, where m * w answers more than `threshold` of the device's training examples right, and m keeps more than
+    Beforehand, where m * w scores more than `threshold` on the device's training examples, and m keeps more than
     `target`, the device prunes: of what m keeps of every tensor it drops the `pruned` share of smallest magnitude, and
     begins from m * w_0, the first weights.
 
     prunings: how often the device has pruned. begins: it is sent w_0, which it keeps.
     """
 
-    needs_classes: ClassVar[bool] = True  # right answers are counted
+    needs_classes: ClassVar[bool] = True  # what is scored are shares of right answers
     prunings: NonNegative
     begins: bool
     pruned: Annotated[float, Field(gt=0, lt=1)]
@@ -110,7 +111,7 @@ class TicketTraining(ClientStep):
             context.keep("initial", context.received["initial"])
         masks = before
         # An evaluation scores the ticket that there is; a device that has lost the first weights waits for them.
-        if self.may_prune and context.keeps and initial is not None and accuracy(context, model) > self.threshold:
+        if self.may_prune and context.keeps and initial is not None and score(context, model) > self.threshold:
             parameters = dict(model.named_parameters())
             masks = {name: prune(parameters[name].detach(), mask, self.pruned) for name, mask in before.items()}
             with torch.no_grad():
@@ -153,15 +154,18 @@ def prune(weight: Tensor, mask: Tensor, pruned: float) -> Tensor:
     return result.view(mask.shape)
 
 
-def accuracy(context: ClientContext, model: Network) -> float:
-    """The share of the device's training examples that the model answers right."""
+def score(context: ClientContext, model: Network) -> float:
+    """Return the accuracy of a model on the device's training examples, or of tags the task's metric."""
+    task, seen = context.task, 0
+    metric = ACCURACY if task.label_kind == "classes" else task.metric
+    totals = [0.0] * metric.size(task.classes)
     model.eval()
-    right = seen = 0
     with torch.no_grad():
         for inputs, labels in context.one_pass(model):
-            right += int((context.task.answers(model(inputs)).argmax(dim=1) == labels).sum())
+            found = metric.sums(task.answers(model(inputs)), labels)
+            totals = [total + value for total, value in zip(totals, found, strict=True)]
             seen += len(labels)
-    return right / max(1, seen)
+    return metric.scale.rank(metric.value(totals, seen)) if seen else 0.0
 
 
 def bits(counts: Mapping[str, int]) -> dict[str, TensorSpec]:

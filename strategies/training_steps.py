@@ -66,7 +66,7 @@ class ChangesTraining(Training):
 
 
 class ClassCounts(ClientStep):
-    """No training: the device says how many training examples of each class it holds."""
+    """No training: the device says how many training examples of each class it holds, or of tags how many tokens."""
 
     trains: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = True

@@ -45,9 +45,9 @@ class AblatedTraining(TaughtTraining):
     feature_weight: Rate
 
     @override
-    def feature_loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+    def feature_loss(self, student: Tensor, teacher: Tensor, tags: Tensor | None) -> Tensor:
         pair = (student, teacher) if self.divergence == "student || teacher" else (teacher, student)
-        return self.feature_weight * divergence(*pair)
+        return self.feature_weight * divergence(*pair, tags)
 
 
 class Ablated(RecipFL):

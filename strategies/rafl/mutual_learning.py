@@ -19,7 +19,7 @@ from wildflower.models.family import make_family
 from wildflower.models.network import Network
 from wildflower.models.weights import with_weights
 from wildflower.strategies.method import Answer, ClientContext, ClientStep
-from wildflower.strategies.shared_losses import divergence
+from wildflower.strategies.shared_losses import divergence, tags_of
 from wildflower.strategies.supernet_training import calibrated
 
 
@@ -131,17 +131,20 @@ class MutualLearning(ClientStep):
         return [knowledge]
 
 
-def mutual_losses(personal: Tensor, knowledge: Tensor, task_loss: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def mutual_losses(
+    personal: Tensor, knowledge: Tensor, task_loss: tuple[Tensor, Tensor], tags: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """L_l and L_k of one batch (Eqs. 5 and 6): each network's loss, and its divergence from the other, held fixed.
 
     Args:
-        personal, knowledge: logits, (batch, classes).
+        personal, knowledge: logits, (batch, classes), or (batch, classes, positions) where each token has a label.
         task_loss: the networks' own losses, which are means over the batch.
+        tags: the labels of tokens; divergences are means over those that have one.
     """
     said_l, said_k = personal.log_softmax(dim=1), knowledge.log_softmax(dim=1)
     return (
-        task_loss[0] + divergence(said_k.detach(), said_l),
-        task_loss[1] + divergence(said_l.detach(), said_k),
+        task_loss[0] + divergence(said_k.detach(), said_l, tags),
+        task_loss[1] + divergence(said_l.detach(), said_k, tags),
     )
 
 
@@ -161,9 +164,8 @@ def learn_mutually(context: ClientContext, personal: nn.Module, knowledge: nn.Mo
             optimizer.zero_grad(set_to_none=True)
         for inputs, labels, weight in batch:
             logits = [network(inputs) for network in networks]
-            losses = mutual_losses(
-                logits[0], logits[1], (context.task.loss(logits[0], labels), context.task.loss(logits[1], labels))
-            )
+            own = (context.task.loss(logits[0], labels), context.task.loss(logits[1], labels))
+            losses = mutual_losses(logits[0], logits[1], own, tags_of(context.task, labels))
             for loss in losses:
                 (weight * loss).backward()
             seen += len(labels)

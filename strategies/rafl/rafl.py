@@ -57,6 +57,7 @@ class RaFL(CandidateMethod[RaFLParams]):
     fit_for: ClassVar[Traits] = Traits(
         personal=True,
         takes_initial_weights=True,
+        takes_tokens=True,
         public_when={"fusion": "ensemble"},
         one_model="rafl gives every device a personal model and the knowledge network: leave it false",
     )

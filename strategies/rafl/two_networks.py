@@ -126,6 +126,12 @@ def _family_of(text: str, supernet: Family) -> Family:
     family = make_family({"name": name, **arguments, **fixed})
     if family.input_dtype != supernet.input_dtype:
         raise ValueError(f"it reads other inputs than {supernet.name}")
+    answered, wanted = (len(each.answer(each.full(), 2)) for each in (family, supernet))
+    if answered != wanted:
+        raise ValueError(
+            f"it answers for an input as a whole, and {supernet.name} for every token: leave rafl.knowledge-family "
+            "out, so that the knowledge network is cut out of the supernet"
+        )
     return family
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wildflower.messages.packing import MessageError
@@ -14,14 +13,15 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
 from wildflower.models.network import Network
 from wildflower.strategies.method import Answer, ClientContext, Training
-from wildflower.strategies.shared_losses import Loss, divergence
+from wildflower.strategies.shared_losses import Loss, divergence, soft_cross_entropy, tags_of
 
 
 class TaughtTraining(Training):
     """Devices minimize the task's loss; a small model S with a trained larger one T minimizes Eq. 9, T being constant.
 
     L = CE(S(x), y) + CE(S(x), softmax T(x)) + KL(p_S || p_T), all temperatures 1, p being softmaxes of what the
-    classifiers read; the last term is left out if that has not the same size in both models.
+    classifiers read; the last term is left out if that has not the same size in both models. Of tags all terms are
+    means over the tokens that have one.
 
     Batch norm's running statistics are the device's own, from one training to the next; those that it is sent do not
     count. The hypernetwork needs every device's weights by themselves.
@@ -62,19 +62,22 @@ class TaughtTraining(Training):
             with torch.no_grad():
                 target = teacher(inputs).softmax(dim=1)
             logits = model(inputs)
-            total = context.task.loss(logits, labels) + F.cross_entropy(logits, target)
+            tags = tags_of(context.task, labels)
+            total = context.task.loss(logits, labels) + soft_cross_entropy(logits, target, tags)
             if not (student_reads and teacher_reads):  # a network without a linear layer
                 return total
             read, known = student_reads.pop(), teacher_reads.pop()
-            if read.shape != known.shape:
+            if read.shape != known.shape or (tags is not None and read.shape[:-1] != tags.shape):
                 return total
-            return total + self.feature_loss(F.log_softmax(read, dim=1), F.log_softmax(known, dim=1))
+            channels = 1 if tags is None else -1  # a linear layer reads them behind positions
+            said, known = (each.log_softmax(dim=channels).movedim(channels, 1) for each in (read, known))
+            return total + self.feature_loss(said, known, tags)
 
         return loss
 
-    def feature_loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+    def feature_loss(self, student: Tensor, teacher: Tensor, tags: Tensor | None) -> Tensor:
         """Return the last term of Eq. 9, of the logarithms of p_S and p_T."""
-        return divergence(student, teacher)
+        return divergence(student, teacher, tags)
 
 
 def _read_by_the_classifier(model: Network) -> list[Tensor]:

@@ -71,6 +71,7 @@ class RecipFL(CandidateMethod[RecipFLParams]):
     fit_for: ClassVar[Traits] = Traits(
         personal=True,
         takes_initial_weights=True,
+        takes_tokens=True,
         one_model="recipfl says itself what strong devices train: leave it false, and see recipfl.transfer",
     )
 

@@ -80,7 +80,7 @@ class MutualContext:
     def __init__(self, steps, parts=((1, 1),)):
         self.training, self._steps = LocalTraining(steps=steps, learning_rate=1.0), steps
         self._parts = parts
-        self.task = SimpleNamespace(loss=F.cross_entropy)
+        self.task = SimpleNamespace(loss=F.cross_entropy, label_kind="classes")
         self.device, self.chance = torch.device("cpu"), random.Random(0)
 
     def steps(self, *models):
@@ -286,7 +286,10 @@ class FirstContact:
         group = SimpleNamespace(placement=NORMED.place(architecture), sent=("weights", "personal"))
         self.received = {name: {n: v.clone() for n, v in w.items()} for name, w in method.payload(group).items()}
         self.family, self.architecture, self.keeps = NORMED, architecture, True
-        self.training, self.task = LocalTraining(learning_rate=0.1), SimpleNamespace(loss=F.cross_entropy)
+        self.training, self.task = (
+            LocalTraining(learning_rate=0.1),
+            SimpleNamespace(loss=F.cross_entropy, label_kind="classes"),
+        )
         self.device, self.chance = torch.device("cpu"), random.Random(0)
         self.images = torch.randn(2, 4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
         self.passes, self.how_many, self.kept_tensors = 0, steps, kept

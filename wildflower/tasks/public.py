@@ -13,6 +13,7 @@ from torch import Tensor
 from wildflower.tasks.arguments import TaskArguments, read_arguments
 from wildflower.tasks.data import Vocabulary
 from wildflower.tasks.inputs import readable
+from wildflower.tasks.labels import NO_LABEL
 from wildflower.tasks.spec import load_data_set
 from wildflower.tasks.task import Task, kind_of
 
@@ -25,11 +26,13 @@ class PublicData:
         inputs: as stored, (examples, *shape of one example).
         normalization: mean and deviation per channel, of the public data themselves; None where inputs are tokens.
         vocabulary: of texts; None where inputs are no texts.
+        of_tokens: the run's models answer for every position of an input, and not for the input as a whole.
     """
 
     inputs: Tensor
     normalization: tuple[Tensor, Tensor] | None
     vocabulary: Vocabulary | None = None
+    of_tokens: bool = False
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -37,6 +40,22 @@ class PublicData:
     def batch(self, picked: Tensor) -> Tensor:
         """Return the inputs of these numbers as a model reads them, not augmented."""
         return readable(self.inputs[picked], self.normalization, self.vocabulary)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Return for how many positions of an input models answer; () where they answer for it as a whole."""
+        return (self.inputs.shape[-1],) if self.of_tokens else ()
+
+    def tags(self, picked: Tensor) -> Tensor | None:
+        """Return what stands in place of the labels of tokens, (batch, positions of `batch`): `NO_LABEL` at padding.
+
+        None where models answer for an input as a whole.
+        """
+        if not self.of_tokens:
+            return None
+        read = self.batch(picked)
+        tags = torch.zeros(len(read), read.shape[-1], dtype=torch.int64)
+        return tags if self.vocabulary is None else tags.masked_fill(read == self.vocabulary.pad_id, NO_LABEL)
 
 
 def load_public(
@@ -89,4 +108,4 @@ def load_public(
     if examples:
         generator = torch.Generator().manual_seed(seed)
         inputs = inputs[torch.randperm(len(inputs), generator=generator)[:examples]]
-    return PublicData(inputs, normalization, data.vocabulary)
+    return PublicData(inputs, normalization, data.vocabulary, task.label_kind == "classes of tokens")

@@ -198,10 +198,14 @@ class Task:
         return self._loss(self.answers(outputs), labels, reduction="none")
 
     def class_counts(self, examples: Tensor) -> Tensor:
-        """(classes,), how many of these training examples are of each class; ValueError where labels are no classes."""
-        if self.label_kind != "classes":
+        """Return how many of these training examples, or of their labeled tokens, are of each class, (classes,).
+
+        ValueError where labels are no classes.
+        """
+        if self.label_kind == "numbers":
             raise ValueError(f"the task {self.spec.name!r} has {self.label_kind} for labels, not one class per example")
-        return self.train.labels[examples].bincount(minlength=self.classes)
+        labels = self.train.labels[examples]
+        return labels[labels != NO_LABEL].bincount(minlength=self.classes)
 
     @property
     def normalization(self) -> tuple[Tensor, Tensor] | None:
