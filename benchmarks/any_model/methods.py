@@ -37,15 +37,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hypemefed": {"hypemefed.epochs": 1},
     "model-search": {"distillation.steps": 2},
 }
+# Over tags, whose classes nobody can mask.
+OF_TAGS: dict[str, dict[str, Any]] = {
+    "heterofl": {"heterofl.masked-loss": False},
+    "wildflower": {"wildflower.masked-loss": False},
+    "model-search": {"distillation.steps": 0},
+}
 Cells = Mapping[str, Mapping[str, str]]  # model -> method -> "yes", or why not
 
 
 def settings(model: str, method: str) -> dict[str, Any]:
     """Return the keys of a cell's run."""
-    task = "benchmarks.any_model.zoo:SENTENCES" if model in zoo.TEXTS else "digits"
-    keys = {"task": task, "family": f"benchmarks.any_model.zoo:{model}", "strategy": method, "rounds": 1}
+    made = "TAGGED" if model in zoo.TAGGERS else "SENTENCES" if model in zoo.TEXTS else ""
+    task = f"benchmarks.any_model.zoo:{made}" if made else "digits"
+    family, arguments = zoo.TAGGERS.get(model, (f"benchmarks.any_model.zoo:{model}", ""))
+    keys = {"task": task, "family": family, "family-arguments": arguments, "strategy": method, "rounds": 1}
     public = {"public.task": task} if method == "feddf" else {}
-    return keys | public | {"evaluate-every": 1, "below-smallest": "smallest"} | SETTINGS.get(method, {})
+    tags = {"partition": "iid"} | OF_TAGS.get(method, {}) if model in zoo.TAGGERS else {}
+    return keys | public | {"evaluate-every": 1, "below-smallest": "smallest"} | SETTINGS.get(method, {}) | tags
 
 
 def cell(model: str, method: str) -> str:

@@ -1,7 +1,7 @@
 """Networks of others, small enough that a round of any method takes a second.
 
 Of `PLAIN` none needs more than PyTorch. Images are gray, (batch, 1, 8, 8), as the digits are; of `TEXTS` inputs are
-tokens, (batch, 8).
+tokens, (batch, 8). Those of `TAGGERS` answer for each token: a class of `transformers` and its family-arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wildflower.tasks.data import Data, DataSet
+from wildflower.tasks.data import Data, DataSet, Vocabulary
+from wildflower.tasks.labels import NO_LABEL
 from wildflower.tasks.spec import Kind
 
 PLAIN = ("mlp", "lstm", "unet")
@@ -23,9 +24,17 @@ TORCHVISION = (
 )
 TIMM = ("timm_vit_tiny",)
 TEXTS = ("bert", "distilbert", "gpt2")
-TRANSFORMERS = (*TEXTS, "hf_vit")
+TAGGERS = {
+    "bert_tagger": (
+        "transformers:AutoModelForTokenClassification",
+        "model = {model_type = 'bert', hidden_size = 32, num_hidden_layers = 2, num_attention_heads = 2, "
+        "intermediate_size = 64}",
+    )
+}
+TRANSFORMERS = (*TEXTS, *TAGGERS, "hf_vit")
 MODELS = (*PLAIN, *TRANSFORMERS, *TORCHVISION, *TIMM)
 VOCABULARY = 20
+PADDING = 0
 
 if find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
     # A torchvision that was built for another PyTorch lacks operators that nothing here uses, and is not imported.
@@ -49,7 +58,20 @@ def _sentences(data_dir: str) -> DataSet:
     return DataSet(Data(tokens[:300], labels[:300]), Data(tokens[300:], labels[300:]), classes=10)
 
 
+def _tagged(data_dir: str) -> DataSet:
+    """Return made texts of 4 to 8 tokens, of which each but the first is tagged with the class of the one before it."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, VOCABULARY, (400, 8), generator=generator)
+    padding = torch.arange(8) >= torch.randint(4, 9, (400, 1), generator=generator)
+    labels = (tokens.roll(1, dims=1) % 4).masked_fill(padding, NO_LABEL)
+    labels[:, 0] = NO_LABEL
+    tokens = tokens.masked_fill(padding, PADDING).int()
+    parts = [Data(tokens[part], labels[part]) for part in (slice(300), slice(300, None))]
+    return DataSet(*parts, classes=4, vocabulary=Vocabulary(VOCABULARY, PADDING))
+
+
 SENTENCES = Kind(_sentences, "bert-tiny", fixed=True)
+TAGGED = Kind(_tagged, "bert-tiny", fixed=True)
 
 
 def seen(images: Tensor, side: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import tomllib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.any_model import zoo
 from tests.small_run import simulated_grid, small_config, started
 from tests.strategies.by_hand import a_context, task_with
 from tests.tasks import made_tasks
 from wildflower.messages.orders import LocalTraining
 from wildflower.models.family import make_family
+from wildflower.models.weights import with_weights
 from wildflower.server_app.app import run
 from wildflower.server_app.run_folder import read_devices, read_rounds
 from wildflower.strategies.depthfl import MutualLearningOfExits
@@ -187,6 +190,35 @@ def test_fjord_is_charged_for_what_the_whole_says_of_every_token():
         both = [training_cost(known, known.full(), (known.smallest(),), on, 2, "sgd") for on in (True, False)]
         charged.append(both[0].peak_training_memory_bytes - both[1].peak_training_memory_bytes)
     assert charged[1] - charged[0] == 4 * 2 * 3 * 5
+
+
+def test_exits_of_a_traced_tagger_see_no_padding():
+    """Each exit says the same of a text, and learns the same, with more padding; the last says what the module does."""
+    name, model = zoo.TAGGERS["bert_tagger"][0], tomllib.loads(zoo.TAGGERS["bert_tagger"][1])["model"]
+    dropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    texts = {"tokens": True, "vocabulary": 9, "pad_id": PAD, "labels": "tokens", "input_shape": [7], "classes": 3}
+    known = make_family({"name": name, "model": model | dropped, "early_exits": True, **texts})
+    torch.manual_seed(0)
+    weights = known.initial()
+    short, labels = torch.tensor([[1, 2, 3, 4], [5, 6, PAD, PAD]]), torch.tensor([[0, 1, 2, 0], [1, 2, -100, -100]])
+
+    def learned(tokens, labels):
+        network = with_weights(known, known.full(), {name: value.clone() for name, value in weights.items()}).train()
+        loss = SumOfExits().loss(a_context(known, task=TAGS), network)
+        value = loss(tokens, labels)
+        value.backward()
+        return network.exits(tokens), float(value.detach()), [p.grad for p in network.parameters()]
+
+    exits, loss, gradients = learned(short, labels)
+    assert len(exits) > 1
+    longer, longer_loss, longer_gradients = learned(F.pad(short, (0, 3), value=PAD), F.pad(labels, (0, 3), value=-100))
+    assert longer_loss == pytest.approx(loss)
+    torch.testing.assert_close(longer_gradients, gradients)
+    for exit, other in zip(exits, longer, strict=True):
+        torch.testing.assert_close(other[..., :4], exit)
+    alone = known.own()
+    alone.load_state_dict(weights, strict=False)
+    torch.testing.assert_close(exits[-1][1:, :, :2], alone.train()(short[1:, :2]))
 
 
 # LotteryFL: when a device prunes
