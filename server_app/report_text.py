@@ -99,6 +99,11 @@ def _what_next(
         told.append(f"{percent(round(missed / asked, 2))} of the trainings were missed, most often so: {reason}")
     if _is_rising(rounds):
         told.append(f"The score was still rising at the end: try more rounds (rounds = {2 * len(rounds)}).")
+    if (best := _best_before_it_fell(rounds)) is not None:
+        told.append(
+            f"The score was {score_format(best.scale)(best.figure)} in round {best.round}, and the loss has more than "
+            f"doubled since: try a smaller learning-rate, or fewer local-epochs."
+        )
     by_tier = summary.delivered_score_by_tier or {}
     worst = summary.worst_tier
     if summary.scale.is_share and worst in by_tier and max(by_tier.values()) - by_tier[worst] > BIG_GAP:
@@ -120,3 +125,13 @@ def _is_rising(rounds: Sequence[RoundRecord]) -> bool:
     if not before or not rounds[-1].scale.is_share:
         return False
     return fmean(last) - fmean(before) > STILL_RISING
+
+
+def _best_before_it_fell(rounds: Sequence[RoundRecord]) -> RoundRecord | None:
+    """Return the best round where the score has clearly fallen since, and the loss has more than doubled; else None."""
+    scored = [r for r in rounds if r.figure is not None and r.loss is not None]
+    if not scored or not scored[-1].scale.is_share:
+        return None
+    best, last = max(scored, key=lambda r: r.figure or 0.0), last_fifth(scored)
+    fallen = (best.figure or 0.0) - fmean(r.figure or 0.0 for r in last) > BIG_GAP
+    return best if fallen and fmean(r.loss or 0.0 for r in last) > 2 * (best.loss or 0.0) else None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import wildflower as wf
 from wildflower.launch.before import check_buildable
@@ -219,7 +219,7 @@ def own(function):
         ({"data": {}}, "data = {}: must be a pair"),
         ({"data": (X * np.nan, Y)}, "60 of 60 inputs hold values that are not finite"),
         ({"data": (np.zeros((9, 8, 8, 3), np.uint8), Y[:9])}, "with channels last"),
-        ({"data": (X, np.eye(3)[Y])}, r"labels are float64 of shape \(60, 3\)"),
+        ({"data": (X, np.eye(3)[Y])}, r"labels have shape \(60, 3\) with one 1 in each row"),
         ({"data": (X, 0 * Y)}, "all labels are alike"),
         ({"data": [PAIR, (X[:, :3], Y)]}, "devices have inputs of several shapes"),
         ({"data": [PAIR, PAIR], "partition": "iid"}, "partition = 'iid': data are given by device"),
@@ -263,6 +263,7 @@ def test_all_forms_of_the_same_data_are_the_same(runs):
         {"data": PAIR, "test": PAIR},
         {"data": (torch.tensor(X), torch.tensor(Y)), "test": (X.astype(np.float64), Y[:, None])},
         {"data": TensorDataset(torch.tensor(X), torch.tensor(Y)), "test": list(zip(X, Y, strict=True)) and PAIR},
+        {"data": DataLoader(TensorDataset(torch.tensor(X), torch.tensor(Y)), batch_size=7, shuffle=True), "test": PAIR},
         {"data": table, "test": table, "label": "kind"},
         {"data": rows, "test": rows},
         {"data": DatasetDict({"train": rows, "test": rows})},

@@ -7,12 +7,15 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import wildflower as wf
 from wildflower.plugins.user_error import UserError
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
 Y = np.arange(60) % 3
+TENSORS = TensorDataset(torch.tensor(X), torch.tensor(Y))
+LOADER = DataLoader(TENSORS, batch_size=8)
 TABLE = pd.DataFrame(X, columns=list("abcd"))
 PAIR = "must be a pair (x, y) of arrays or tensors, a Dataset of PyTorch"
 FLEET = "must be the name of a fleet, a list of memory sizes"
@@ -77,7 +80,8 @@ RUNS = [
     ({"data": (X, Y[:5])}, "60 inputs and 5 labels: give one for each"),
     ({"data": ([[1, 2], [1]], [0, 1])}, "inputs are a list of several shapes: give an array or a tensor"),
     ({"data": (X[:0], Y[:0])}, "must be one row or more of one number or more"),
-    ({"data": (X, np.eye(3)[Y])}, "must be one for each example: a class as a whole number or a text"),
+    ({"data": (X, np.eye(3)[Y])}, "labels have shape (60, 3) with one 1 in each row: give classes as whole numbers"),
+    ({"data": (X, np.eye(3)[Y] / 2)}, "must be one for each example: a class as a whole number or a text"),
     ({"data": (X, None)}, "must be one for each example"),
     ({"data": {0: (X, Y), 2: (X, Y)}}, "number them from 0 to 1, or call them by names"),
     ({"data": {0: (X, Y), 1: X}}, "data[1] is numpy.ndarray alone: give (x, y)"),
@@ -94,6 +98,12 @@ RUNS = [
     ({"test": X}, "test is numpy.ndarray alone: give (x, y)"),
     ({"test": (X[:, :3], Y)}, "its inputs are (3,), those of data are (4,)"),
     ({"test": (X, Y.astype(str))}, "its labels are U, those of data are i"),
+    ({"data": (X, np.eye(3)[Y].astype(int))}, "give classes as whole numbers, y.argmax(1)"),
+    ({"data": TENSORS, "train_loader": LOADER}, "train_loader: there is no such argument: give data="),
+    ({"val": TENSORS}, "val: there is no such argument: give test="),
+    ({"criterion": nn.CrossEntropyLoss()}, "criterion: there is no such argument: give loss="),
+    ({"data": DataLoader(TENSORS, collate_fn=list)}, "a DataLoader with a collate_fn or a sampler of its own"),
+    ({"data": DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 60, 9))}, "or a sampler of its own"),
     ({"task": "digits"}, "data and task are given: leave one of them out"),
 ]
 

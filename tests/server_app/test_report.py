@@ -117,6 +117,27 @@ def test_the_page_says_what_happened_whether_that_is_good_and_what_to_try(tmp_pa
     assert "the mean, over all devices of the fleet, of the score of the model" in page
 
 
+@pytest.mark.parametrize(
+    ("scores", "losses", "falls"),
+    [
+        ([0.5, 0.85, 0.7, 0.73], [1.0, 0.5, 0.9, 1.1], True),
+        ([0.5, 0.85, 0.7, 0.73], [1.0, 0.5, 0.9, 0.9], False),  # less than twice the loss
+        ([0.5, 0.85, 0.7, 0.78], [1.0, 0.5, 0.9, 1.1], False),  # by less than ten points
+        ([0.85, 0.85, 0.85, 0.85], [0.5, 0.5, 0.9, 2.0], False),
+    ],
+)
+def test_a_score_that_has_fallen_while_the_loss_rose_is_told(tmp_path, scores, losses, falls):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    for number, (score, loss) in enumerate(zip(scores, losses, strict=True), start=1):
+        journal.write_round(a_round(number, score=score, delivered_score=score, loss=loss), [a_device(number, 0)])
+    journal.finish("finished")
+    told = (
+        "The score was 85 % in round 2, and the loss has more than doubled since: try a smaller learning-rate, or "
+        "fewer local-epochs."
+    )
+    assert (told in html.unescape((tmp_path / "report.html").read_text())) == falls
+
+
 def rows_of(page, title):
     """The rows of the first table below a heading, by their heads."""
     table = page.partition(f"<h2>{title}</h2>")[2].partition("</table>")[0]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from wildflower.launch.experiment_file import SettingsError
 from wildflower.launch.source import kind_of_value
@@ -18,6 +19,8 @@ from wildflower.plugins.nearest import nearest
 from wildflower.tasks.data import Data, DataSet, stratified_test
 from wildflower.tasks.device_data import in_order
 from wildflower.tasks.labels import NO_LABEL, label_text
+from wildflower.tasks.outliers import ALIKE, crowded
+from wildflower.tasks.remarks import Remarks
 
 TEST_SHARE = 0.2
 LABELS = ("label", "labels", "target", "y")  # of a table's columns, where none is named
@@ -25,8 +28,8 @@ SPLITS = ("train", "test")
 TABLES = (("pandas", "DataFrame"), ("polars", "DataFrame"), ("datasets", "Dataset"))
 MOST_LAST = 4  # values on the last side of images that are taken for channels
 CAN_BE = (
-    "must be a pair (x, y) of arrays or tensors, a Dataset of PyTorch, a data set of Hugging Face's datasets, a table "
-    "of pandas with label=, or one of these for each device, as a list or a dict"
+    "must be a pair (x, y) of arrays or tensors, a Dataset of PyTorch or a DataLoader of one, a data set of Hugging "
+    "Face's datasets, a table of pandas with label=, or one of these for each device, as a list or a dict"
 )
 
 
@@ -147,6 +150,8 @@ def _examples(data: object, label: str | None, what: str) -> _Examples:
         raise SettingsError(
             f"{what} is {data!r}, and {CAN_BE}; files are read by task='table', 'images' or 'npz' with data_dir="
         )
+    if isinstance(data, DataLoader):
+        data = _of_loader(data, what)
     if isinstance(data, tuple):
         if len(data) != 2:
             raise SettingsError(f"{what} is a tuple of {len(data)}: {CAN_BE}")
@@ -162,12 +167,23 @@ def _examples(data: object, label: str | None, what: str) -> _Examples:
     else:
         alone = " alone: give (x, y)" if _is_array(data) else f": {CAN_BE}"
         raise SettingsError(f"{what} is {kind_of_value(data)}{alone}")
-    found = _Examples(_tensor(inputs, what), _labels(labels, what), columns)
+    tensor = _tensor(inputs, what)
+    found = _Examples(tensor, _labels(labels, what, tuple(tensor.shape)), columns)
     if len(found.inputs) != len(found.labels):
         raise SettingsError(f"{what}: {len(found.inputs)} inputs and {len(found.labels)} labels: give one for each")
     if not len(found):
         raise SettingsError(f"{what} has no examples")
     return found
+
+
+def _of_loader(loader: DataLoader[Any], what: str) -> object:
+    """Return the data set behind a loader: a run makes batches of its own."""
+    if loader.collate_fn is not default_collate or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise SettingsError(
+            f"{what} is a DataLoader with a collate_fn or a sampler of its own, and a run makes batches itself: give "
+            "what the loader makes of all examples as (x, y)"
+        )
+    return loader.dataset
 
 
 def _of_pairs(pairs: Iterable[Any], what: str) -> tuple[Any, Any]:
@@ -307,13 +323,22 @@ def _tensor(inputs: Any, what: str) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _labels(labels: Any, what: str) -> np.ndarray:
-    """Return labels as whole numbers, float32 or texts."""
+def _is_one_hot(array: np.ndarray) -> bool:
+    return array.shape[1] > 1 and bool(((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all())
+
+
+def _labels(labels: Any, what: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return labels of inputs of a shape as whole numbers, float32 or texts."""
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):
         array = array.astype(str)
+    if array.ndim == 2 and array.dtype.kind in "iufb" and array.shape[1:] != shape[-1:] and _is_one_hot(array):
+        raise SettingsError(
+            f"{what}: labels have shape {array.shape} with one 1 in each row: give classes as whole numbers, "
+            "y.argmax(1)"
+        )
     if array.dtype.kind not in "iufbU" or array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind != "i"):
         raise SettingsError(
             f"{what}: labels are {array.dtype} of shape {array.shape}, and must be one for each example: a class as a "
@@ -358,7 +383,12 @@ def _data_set(train: _Examples, test: _Examples, flat: bool) -> DataSet:
     inputs = (part.inputs[:, :, None] if unshaped else part.inputs for part in (train, test))
     parts = [Data(*pair) for pair in zip(inputs, labels, strict=True)]
     mean, std = (None, None) if train.inputs.dtype == torch.int32 else _moments(parts[0].inputs)
-    return DataSet(parts[0], parts[1], classes, mean=mean, std=std, label_names=names, columns=train.columns)
+    found = DataSet(parts[0], parts[1], classes, mean=mean, std=std, label_names=names, columns=train.columns)
+    remarks = Remarks()
+    for channel in crowded(train.inputs) if train.inputs.is_floating_point() else ():
+        name = train.columns[channel] if train.columns else f"channel {channel}, counted from 0"
+        remarks.add(f"channels or columns {ALIKE}", name)
+    return replace(found, remarks=remarks.found())
 
 
 def _numbered(train: np.ndarray, test: np.ndarray) -> tuple[list[Tensor], tuple[str, ...], int]:

@@ -70,8 +70,8 @@ def run(
         experiment: an experiment file; None where the arguments say everything.
         model: a class of `nn.Module`, a function that returns a module, a module, or the name of a family. Parameters
             called `classes` and `input_shape` are filled in.
-        data: `(x, y)` of arrays or tensors, a Dataset of PyTorch, a data set of Hugging Face's, a table of pandas, or
-            one of these for each device, as a list or a dict.
+        data: `(x, y)` of arrays or tensors, a Dataset of PyTorch or a DataLoader of one, a data set of Hugging
+            Face's, a table of pandas, or one of these for each device, as a list or a dict.
         label: the column of labels, of tables.
         test: as `data`, what models are scored on; None keeps a fifth of `data` for that.
         loss: a function of outputs and labels that returns their mean over the batch, or a module such as
@@ -99,6 +99,20 @@ def run(
         return _run(file, overrides, asked.hooks)
 
 
+# What arguments that are objects are called elsewhere.
+_ELSEWHERE = {
+    name: argument
+    for argument, names in {
+        "data": "train train-data train-dataset train-loader trainloader trainset dataset x",
+        "test": "test-data test-dataset test-loader testloader testset val val-data valid validation eval",
+        "model": "net network module",
+        "loss": "criterion loss-fn",
+        "metric": "metrics",
+    }.items()
+    for name in names.split()
+}
+
+
 @dataclass(frozen=True)
 class _Arguments:
     """What `run`, `tune` and `sweep` are all given: an experiment file, objects, keys of the configuration, hooks."""
@@ -120,6 +134,9 @@ class _Arguments:
         names = {field.name for field in fields(Objects)} & given.keys() - {"methods"}
         objects = Objects(**{name: given[name] for name in names}, methods=methods)
         settings = with_dashes({name: value for name, value in given.items() if name not in names})
+        for name, value in settings.items():
+            if name in _ELSEWHERE and not isinstance(value, str | int | float):
+                raise SettingsError(f"{name.replace('-', '_')}: there is no such argument: give {_ELSEWHERE[name]}=")
         hooks = () if isinstance(settings.get("hooks"), str) else settings.pop("hooks", ())
         if experiment is None and not objects and not settings:
             raise SettingsError("there is nothing to run: give an experiment file, or model= and data=")
