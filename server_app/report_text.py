@@ -101,8 +101,8 @@ def _what_next(
         told.append(f"The score was still rising at the end: try more rounds (rounds = {2 * len(rounds)}).")
     if (best := _best_before_it_fell(rounds)) is not None:
         told.append(
-            f"The score was {score_format(best.scale)(best.figure or 0.0)} in round {best.round}, and the loss has more than "
-            f"doubled since: try a smaller learning-rate, or fewer local-epochs."
+            f"The score was {score_format(best.scale)(best.figure or 0.0)} in round {best.round}, and the loss has "
+            "more than doubled since: try a smaller learning-rate, or fewer local-epochs."
         )
     by_tier = summary.delivered_score_by_tier or {}
     worst = summary.worst_tier
