@@ -47,7 +47,8 @@ def with_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = found.get("arguments", {})
     given = json.loads(given) if isinstance(given, str) else dict(given)
     if not where or CONFIG in given or not is_configured(function := named(where, nn.Module)):
-        return found | {key: value for key, value in sizes.items() if key == "pad_id"}
+        pad_id = sizes.get(SIZES["pad_id"])
+        return found if pad_id is None else found | {"pad_id": pad_id}
     if not model:
         raise PluginError(
             f"{where} is made from a configuration: family-arguments = \"model = {{model_type = 'bert', hidden_size = "

@@ -57,7 +57,8 @@ class Traced(GroupFamily):
     model, vocabulary, labels: of a class of `transformers`, the settings of its configuration, how many tokens the task
         has, and whether it labels each (`of_transformers.with_settings`); they are among the `arguments` of a family
         that was made.
-    pad_id: the token that such a model leaves out, with which texts are padded.
+    pad_id: the token with which texts are padded, and which such a model leaves out; of other modules, where they take
+        texts of one length only.
     separator: the token behind each text of a pair, where such a model tells its texts apart; -1: it does not.
     """
 
@@ -88,9 +89,11 @@ class Traced(GroupFamily):
         if not isinstance(found.get("arguments", "{}"), str):
             raise ValueError(f"arguments must be like {{hidden = 32}}, not {found['arguments']!r}")
         if "graph" not in found:
-            from wildflower.models.traced.making import graph_of  # only a server traces
+            from wildflower.models.traced.making import graph_of, reads_shorter  # only a server traces
 
             found["graph"] = graph_of(found)
+            if "pad_id" in found and CONFIG not in json.loads(found.get("arguments", "{}")) and reads_shorter(found):
+                del found["pad_id"]
         return found
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from wildflower.models.held import check_held, check_ties
 from wildflower.models.made import made_module
-from wildflower.models.traced.graph import DTYPES, Cuts, Graph, write_graph
+from wildflower.models.traced.graph import DTYPES, Cuts, Graph, read_graph, write_graph
 from wildflower.models.traced.program import Program, drawn
 from wildflower.models.traced.tracing import WHOLE
 from wildflower.models.traced.writes import check_writes
@@ -42,6 +42,18 @@ def graph_of(arguments: Mapping[str, Any]) -> str:
         Cuts(**{key: arguments[key] for key in Cuts._fields if key in arguments}),
     )
     return write_graph(written.graph)
+
+
+def reads_shorter(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a graph takes shorter texts than it was traced with: not if it has a table of positions."""
+    graph, shorter = read_graph(arguments["graph"]), arguments["input_shape"][0] - 1
+    with same_draws(), torch.no_grad():
+        program = Program(graph, [1] * len(graph.groups)).eval()
+        try:
+            answers = program.exits(torch.zeros(TRIED[0], shorter, dtype=torch.int64))
+        except (RuntimeError, IndexError):
+            return False
+    return all(answer.shape[2:] in ((), (shorter,)) for answer in answers)
 
 
 @lru_cache(maxsize=16)

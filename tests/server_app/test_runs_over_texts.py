@@ -100,6 +100,53 @@ def test_few_devices_with_all_classes_have_their_scores_in_the_journal_too(folde
     assert fmean(last.personal_score_by_device.values()) == pytest.approx(last.personal_score)
 
 
+OF_TEXTS = """
+from torch import nn, arange
+
+
+class Anywhere(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.words, self.inner, self.head = nn.Embedding(47, 8), nn.Linear(8, 64), nn.Linear(64, classes)
+
+    def placed(self, tokens):
+        return self.words(tokens)
+
+    def forward(self, tokens):
+        return self.head(self.inner(self.placed(tokens)).relu()).transpose(1, 2)
+
+
+class Placed(Anywhere):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.positions = nn.Embedding(8, 8)
+
+    def placed(self, tokens):
+        return self.words(tokens) + self.positions(arange(tokens.shape[1], device=tokens.device))
+"""
+
+
+@pytest.mark.parametrize(("module", "one_length"), [("Placed", True), ("Anywhere", False)])
+def test_a_module_of_ones_own_reads_texts_that_are_cut_to_the_longest_of_a_batch(
+    module: str, one_length: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of 5 tokens, where a graph was traced with 8: with a table of positions they are padded again."""
+    (folder / "own_of_texts.py").write_text(OF_TEXTS)
+    monkeypatch.syspath_prepend(folder)
+    rows = [
+        {"text": ["we", "saw", word], "label": ["O", "O", f"B-{number % 2}"]} for number, word in enumerate(WORDS * 12)
+    ]
+    write_lines(folder / "train.jsonl", *rows)
+    arguments = f"tokenizer = '{folder / 'words'}', labels = 'tags', max_tokens = 8"
+    settings = {"task_arguments": arguments, "partition": "iid", "family": f"own_of_texts:{module}"}
+    engine, scorer = started(config(folder, **settings))
+    task = load_task(TaskSpec.from_json(engine.settings.task))
+    assert task.batch(task.train.inputs[:4], task.train.labels[:4], augment=None)[0].shape == (4, 5)
+    assert (engine.method.family.pad_id is not None) is one_length
+    lines = engine.run_round(simulated_grid(), 1, scorer).devices
+    assert {line["outcome"] for line in lines} == {"trained"}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "method",
