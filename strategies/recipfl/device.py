@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from wildflower.messages.packing import MessageError
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights
@@ -56,17 +59,17 @@ class TaughtTraining(Training):
         teacher = context.earlier
         if teacher is None:
             raise MessageError("a taught order needs a teacher, and the work order names none")
-        student_reads, teacher_reads = _read_by_the_classifier(model), _read_by_the_classifier(teacher)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            with torch.no_grad():
+            with torch.no_grad(), _Reading() as of_teacher:
                 target = teacher(inputs).softmax(dim=1)
-            logits = model(inputs)
+            with _Reading() as of_student:
+                logits = model(inputs)
             tags = tags_of(context.task, labels)
             total = context.task.loss(logits, labels) + soft_cross_entropy(logits, target, tags)
-            if not (student_reads and teacher_reads):  # a network without a linear layer
+            read, known = of_student.read, of_teacher.read
+            if read is None or known is None:  # a network without a linear layer
                 return total
-            read, known = student_reads.pop(), teacher_reads.pop()
             if read.shape != known.shape or (tags is not None and read.shape[:-1] != tags.shape):
                 return total
             channels = 1 if tags is None else -1  # a linear layer reads them behind positions
@@ -80,9 +83,13 @@ class TaughtTraining(Training):
         return divergence(student, teacher, tags)
 
 
-def _read_by_the_classifier(model: Network) -> list[Tensor]:
-    """A list that holds, after every forward pass, what the last linear layer, if any, read in it."""
-    reads: list[Tensor] = []
-    for classifier in [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]:
-        classifier.register_forward_pre_hook(lambda _, read: reads.__setitem__(slice(None), [read[0]]))
-    return reads
+class _Reading(TorchFunctionMode):
+    """Keeps what the last linear layer of a forward pass read, whether it is a module or an operator of a graph."""
+
+    read: Tensor | None = None
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.linear, torch.ops.aten.linear.default):
+            self.read = args[0] if args else kwargs["input"]
+        return func(*args, **(kwargs or {}))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.recipfl.recipfl_controls import AblatedTraining, ByExamples, FirstUpload
+from tests.beside import own_traced
 from tests.encoders import encoder
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import loss_of, setup
@@ -16,6 +17,7 @@ from wildflower.client_app.context import DeviceContext
 from wildflower.messages.orders import StepReference
 from wildflower.messages.packing import MessageError
 from wildflower.models.family import make_family
+from wildflower.models.weights import with_weights
 from wildflower.strategies.method import Contribution, Group, Order, Trained, client_step_of
 from wildflower.strategies.recipfl import RecipFL, RecipFLParams
 from wildflower.strategies.recipfl.device import TaughtTraining
@@ -655,6 +657,22 @@ def test_networks_without_a_linear_layer_compare_what_they_say_alone():
     student, teacher = WithoutLinear(math.log(2), 0.0, 0.0), Reader(0.0, 0.0, 0.0)
     expected = math.log(2) + (math.log(2) + 2 * math.log(4)) / 3
     assert float(taught(student, teacher).detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_graph_compares_what_its_classifier_reads_as_the_module_does():
+    family = make_family({"name": "own_traced:Dense", "keep": [], "input_shape": [1, 8, 8], "classes": 7})
+    inputs, labels = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3])
+    modules = [own_traced.Dense(7).eval() for _ in range(2)]
+    graphs = [with_weights(family, family.full(), dict(module.state_dict())).eval() for module in modules]
+    assert not any(isinstance(part, nn.Linear) for part in graphs[0].modules())
+
+    def loss(student, teacher, **ablated):
+        local = AblatedTraining(taught=True, divergence="student || teacher", **ablated)
+        return float(loss_of(local, student, earlier=teacher)(inputs, labels).detach())
+
+    as_printed, without = loss(*modules, feature_weight=1.0), loss(*modules, feature_weight=0.0)
+    assert as_printed > without + 1e-3
+    assert loss(*graphs, feature_weight=1.0) == pytest.approx(as_printed, rel=1e-6)
 
 
 def test_a_taught_model_needs_a_teacher():
