@@ -38,24 +38,30 @@ class Sgd(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            rate, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                direction = parameter.grad.add(parameter, alpha=decay) if decay else parameter.grad
-                if momentum:
-                    direction = self._with_momentum(parameter, direction, momentum)
-                parameter.add_(direction, alpha=-rate)
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not moved:
+                continue
+            # All at once, which takes less time where they are small. In place, because the gradients have no other
+            # use, and copies of all would be held together.
+            directions = [parameter.grad for parameter in moved]
+            if group["weight_decay"]:
+                torch._foreach_add_(directions, moved, alpha=group["weight_decay"])
+            if group["momentum"]:
+                directions = self._with_momentum(moved, directions, group["momentum"])
+            torch._foreach_add_(moved, directions, alpha=-group["lr"])
         return loss
 
-    def _with_momentum(self, parameter: torch.Tensor, gradient: torch.Tensor, momentum: float) -> torch.Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" in state:
-            state["momentum_buffer"].mul_(momentum).add_(gradient)
-        else:
-            state["momentum_buffer"] = gradient.detach().clone()
-        buffer: torch.Tensor = state["momentum_buffer"]
-        return buffer
+    def _with_momentum(
+        self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], momentum: float
+    ) -> list[torch.Tensor]:
+        known = [i for i, parameter in enumerate(parameters) if "momentum_buffer" in self.state[parameter]]
+        if known:
+            buffers = [self.state[parameters[i]]["momentum_buffer"] for i in known]
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, [gradients[i] for i in known])
+        for i in {*range(len(parameters))} - {*known}:
+            self.state[parameters[i]]["momentum_buffer"] = gradients[i].detach().clone()
+        return [self.state[parameter]["momentum_buffer"] for parameter in parameters]
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]

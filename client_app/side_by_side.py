@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -33,14 +34,19 @@ Work = Callable[[Callable[[Any], Any]], T]  # is given what trains or scores a m
 
 @dataclass
 class _Pace:
-    """Seconds per step of one kind of trainings, the least so far, and how often they were done at once."""
+    """Seconds per step of one kind of trainings, the least so far, and how often they were measured.
+
+    at_once, tried: by the size of the stack, to a factor of two: the more devices, the more a stack gains.
+    """
 
     in_turn: float = math.inf
-    at_once: float = math.inf
-    times: int = 0
+    turns: int = 0
+    at_once: dict[int, float] = field(default_factory=dict)
+    tried: Counter[int] = field(default_factory=Counter)
 
 
-LEAST_MEASURED = 4  # of a kind, to train some in turn and some at once
+TRIALS = 2  # of each way
+LEAST_MEASURED = 4  # at a time, to train some in turn and some at once
 MOST_FOUND = 64  # devices at once where no number was asked for
 _paces: dict[Hashable, _Pace] = {}
 
@@ -130,7 +136,7 @@ def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> 
             if kind is None:
                 _do(alike, name)
             else:
-                _do_faster(alike, name, _paces.setdefault((what, kind, len(alike).bit_length()), _Pace()))
+                _do_faster(alike, name, _paces.setdefault((what, kind), _Pace()))
     found = [work.result if work.error is None else work.error for work in all_works]
     return found, [work.at_once for work in all_works]  # type: ignore[return-value]
 
@@ -169,17 +175,22 @@ def _do(waiting: list[tuple[_Work[T], Asked]], name: str) -> None:
 
 def _do_faster(waiting: list[tuple[_Work[T], Asked]], name: str, pace: _Pace) -> None:
     """Do it the faster way: the first ones of a kind are done both ways, the first of each to warm up."""
-    if pace.times < 2 and pace.at_once >= pace.in_turn:
-        if len(waiting) < LEAST_MEASURED:
-            return _in_turn(waiting)
-        _in_turn(waiting[:1])
-        pace.in_turn = min(pace.in_turn, _seconds(lambda: _in_turn(waiting[1:2])) / _steps(waiting[1:2]))
-        pace.at_once = min(pace.at_once, _seconds(lambda: _do(waiting[2:], name)) / _steps(waiting[2:]))
-        pace.times += 1
-    elif pace.at_once < pace.in_turn:
-        _do(waiting, name)
-    else:
-        _in_turn(waiting)
+    if len(waiting) == 1:
+        return _in_turn(waiting)
+    size = len(waiting).bit_length()
+    wins = pace.at_once.get(size, math.inf) < pace.in_turn
+    if wins or pace.tried[size] >= TRIALS:
+        return _do(waiting, name) if wins else _in_turn(waiting)
+    if pace.turns < TRIALS:
+        alone = waiting[:2] if len(waiting) >= LEAST_MEASURED else waiting
+        _in_turn(alone[:1])
+        pace.in_turn = min(pace.in_turn, _seconds(lambda: _in_turn(alone[1:])) / _steps(alone[1:]))
+        pace.turns += 1
+        waiting = waiting[len(alone) :]
+    if waiting:
+        seconds = _seconds(lambda: _do(waiting, name)) / _steps(waiting)
+        pace.at_once[size] = min(pace.at_once.get(size, math.inf), seconds)
+        pace.tried[size] += 1
 
 
 def _in_turn(waiting: list[tuple[_Work[T], Asked]]) -> None:

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from wildflower.client_app.batches import micro_batches
 from wildflower.client_app.chance import draws
 from wildflower.client_app.fitting import Fit, optimizer_of
+from wildflower.client_app.row_layers import RowLayers, takes_rows
 from wildflower.models.max_pool import HalvingMaxPool
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters
@@ -73,7 +74,7 @@ def fit_stacked(fits: Sequence[Fit], drawn: Sequence[Tensor]) -> tuple[list[floa
         RowError: the data of one of them cannot be had. No model has changed.
     """
     rows = _Rows(fits, drawn)
-    with for_rows(rows.loss, rows):
+    with rows.layers or for_rows(rows.loss, rows):
         losses = rows.train()
     rows.write_back()
     return losses, [generator.get_state() for generator in rows.generators]
@@ -144,6 +145,8 @@ class _Rows:
         places = {id(parameter): name for name, parameter in self.loss.named_parameters()}
         # As the model names them -> as the loss does.
         self.names = {name: places[id(each)] for name, each in trained_parameters(self.first.model).items()}
+        by_layer = self.weighs and all(map(takes_rows, (self.loss.outputs, *self.loss.more)))
+        self.layers = RowLayers(self.loss, self.names) if by_layer else None
         frozen = {places[id(each)] for each in self.first.model.parameters() if not each.requires_grad}
         self.trained: dict[str, nn.Parameter] = {}
         self.shared: dict[str, Tensor] = {}
@@ -250,7 +253,8 @@ class _Rows:
         if len(set(sizes)) > 1:
             of_rows = [torch.full((size,), 1 / n, dtype=self.dtype) for size, n in zip(sizes, counts, strict=True)]
             weights = _padded(of_rows).to(self.first.device)
-        compute = vmap(partial(self._loss, term), in_dims=(0, 0, 0, 0, None if weights is None else 0))
+        by_vmap = vmap(partial(self._loss, term), in_dims=(0, 0, 0, 0, None if weights is None else 0))
+        compute = by_vmap if self.layers is None else partial(self._losses_by_layer, self.layers, term)
         try:
             losses: Tensor = compute(trained, beside, _padded(inputs), _padded(labels), weights)
         except RuntimeError as error:
@@ -277,6 +281,23 @@ class _Rows:
         tensors = {**trained, **beside, **self.shared}
         found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights, term), tie_weights=self.ties)
         return found
+
+    def _losses_by_layer(
+        self,
+        layers: RowLayers,
+        term: int,
+        trained: Mapping[str, Tensor],
+        beside: Mapping[str, Tensor],
+        inputs: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+    ) -> Tensor:
+        shared = {name: value.expand(len(inputs), *value.shape) for name, value in self.shared.items()}
+        network = self.loss.more[term - 1] if term else self.loss.outputs
+        outputs = layers.outputs(network, {**trained, **beside, **shared}, inputs, weights)
+        of_examples = self.loss.task.losses(outputs.flatten(0, 1), labels.flatten(0, 1)).view(len(inputs), -1)
+        losses = of_examples.mean(1) if weights is None else (of_examples * weights).sum(1)
+        return losses / self.loss.terms
 
     # What a step does beside
 

@@ -19,6 +19,7 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family
 from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from wildflower.models.network import Network
+from wildflower.models.placement import Coordinates
 from wildflower.models.weights import with_weights
 from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.method import ClientContext
@@ -80,13 +81,18 @@ class LeadingCut(nn.Module):
                         taken.setdefault(tensor, []).append(f"{path}.{name}" if path else name)
                         table[name] = None
 
+        # By the names of the cut's tensors: of the model's the name, and the coordinates in it.
+        self.parts: dict[str, tuple[str, tuple[Coordinates, ...]]] = {}
+        for names in taken.values():
+            known = next(name for name in names if name in coordinates)
+            self.parts |= dict.fromkeys(names, (known, coordinates[known]))
+
         def slices() -> dict[str, Tensor]:
             whole_state = dict(chain(model.named_parameters(), model.named_buffers()))
             found: dict[str, Tensor] = {}
-            for names in taken.values():
-                known = next(name for name in names if name in coordinates)
-                found |= dict.fromkeys(names, whole_state[known][coordinates[known]])
-            return found
+            for known, where in self.parts.values():
+                found[known] = found[known] if known in found else whole_state[known][where]
+            return {name: found[known] for name, (known, _) in self.parts.items()}
 
         self.slices = slices  # and not the model, which would become a part of this module
 
