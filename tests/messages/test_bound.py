@@ -93,7 +93,7 @@ def test_a_sum_leaves_honest_devices_room_to_add_up():
 def test_rows_of_classes_that_few_devices_hold_count_as_much_as_those():
     layout = Layout.of({"head": torch.zeros(2, 1)})
     found = WeightedSum.zeros(layout, classes=2)
-    spans = ((0, 2),)
+    spans = ((0, 2, 1),)
     sent = {"head": torch.tensor([[3.0], [-3.0]])}
     found.add(torch.tensor([3.0, -3.0]), 10, torch.tensor([True, False]), spans)
     found.add(torch.tensor([3.0, -3.0]), 10, torch.tensor([True, True]), spans)

@@ -49,9 +49,9 @@ def test_a_sum_from_another_start_is_this():
     layout = Layout.of({"w": torch.zeros(1), "c": torch.zeros(2, 2)})
     total = WeightedSum.zeros(layout, classes=2)
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    total.add(values, 2, torch.tensor([True, True]), ((1, 5),))
-    total.add(values, 3, torch.tensor([True, False]), ((1, 5),))
-    moved = total.moved(torch.tensor([10.0, -1.0, 0.0, 0.5, 0.0], dtype=torch.float64), 7, ((1, 5),))
+    total.add(values, 2, torch.tensor([True, True]), ((1, 5, 2),))
+    total.add(values, 3, torch.tensor([True, False]), ((1, 5, 2),))
+    moved = total.moved(torch.tensor([10.0, -1.0, 0.0, 0.5, 0.0], dtype=torch.float64), 7, ((1, 5, 2),))
     assert [value / SCALE for value in moved.total.tolist()] == [7 * v for v in (5 * 11.0, 5 * 1.0, 5 * 3.0, 9.0, 10.0)]
     assert (moved.weight, moved.class_weight.tolist()) == (35, [35, 14])
     assert moved.largest >= magnitude(moved.total)
@@ -111,7 +111,7 @@ def test_float_addition_would_have_depended_on_the_order():
 
 def test_rows_of_absent_classes_do_not_count():
     # Layout: w is (classes = 2, 2), b is (classes,): elements 0..3 and 4..5 of the flat vector.
-    spans = ((0, 4), (4, 6))
+    spans = ((0, 4, 2), (4, 6, 1))
     total = WeightedSum.zeros(LAYOUT, classes=2)
     total.add(torch.tensor([1.0, 1, 1, 1, 1, 1]), 2, torch.tensor([True, True]), spans)
     total.add(torch.tensor([10.0, 10, 10, 10, 10, 10]), 3, torch.tensor([False, True]), spans)
@@ -124,16 +124,16 @@ def test_rows_of_absent_classes_do_not_count():
 def test_a_value_that_cannot_be_added_is_refused_and_changes_nothing(bad):
     total = WeightedSum.zeros(LAYOUT, classes=2)
     everything = torch.tensor([True, True])
-    total.add(torch.ones(6), 1, everything, ((0, 4),))
+    total.add(torch.ones(6), 1, everything, ((0, 4, 2),))
     before = total.total.clone()
     flat = torch.ones(6)
     flat[3] = bad
     with pytest.raises(MessageError, match="finite and small enough"):
-        total.add(flat, 1, everything, ((0, 4),))
+        total.add(flat, 1, everything, ((0, 4, 2),))
     assert torch.equal(total.total, before)
     assert total.weight == 1
     assert total.class_weight.tolist() == [1, 1]
-    total.add(torch.ones(6), 1, everything, ((0, 4),))  # and it goes on
+    total.add(torch.ones(6), 1, everything, ((0, 4, 2),))  # and it goes on
     assert total.total.tolist() == [2 * SCALE] * 6
 
 
@@ -192,7 +192,8 @@ def test_large_tensors_are_added_where_they_lie_and_small_ones_together():
     assert torch.equal(torch.cat(found), flatten(state, layout))
 
     # The classes are the five rows of the large one and the five of the bias.
-    large, bias = (layout.numel - 5 - 5 * 2**14, layout.numel - 5), (layout.numel - 5, layout.numel)
+    large = (layout.numel - 5 - 5 * 2**14, layout.numel - 5, 2**14)
+    bias = (layout.numel - 5, layout.numel, 1)
     present = torch.tensor([True, False, True, True, False])
     by_vectors, by_one = (WeightedSum.zeros(layout, classes=5) for _ in range(2))
     by_vectors.add(found, 3, present, (large, bias))

@@ -5,12 +5,15 @@ import torch
 
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout, pack
+from wildflower.messages.sums import SCALE, WeightedSum, flatten
 from wildflower.messages.tensor_sets import TensorSet, digest, nbytes, parameters_of
 from wildflower.models.base import Family
 from wildflower.models.cnn import Cnn3, PflCnn
 from wildflower.models.cost import cost
 from wildflower.models.family import FAMILIES
+from wildflower.models.layers import TensorSpec
 from wildflower.models.lenet import LeNet5
+from wildflower.models.placement import CLASSES, Axis, Placement, whole
 from wildflower.models.resnet import ResNet18
 from wildflower.models.vgg import Vgg
 from wildflower.strategies.method import Training
@@ -68,14 +71,38 @@ def test_batch_norm_statistics_travel_by_themselves():
 def test_class_spans_are_the_rows_of_the_classifier(family):
     tensor_set = TensorSet.of(family.tensors(family.width(0.1)))
     marked = torch.zeros(tensor_set.layout.numel, dtype=torch.bool)
-    for start, stop in tensor_set.class_spans:
-        assert (stop - start) % 7 == 0
+    for start, stop, inner in tensor_set.class_spans:
+        assert stop - start == 7 * inner
         marked[start:stop] = True
     start = 0
     for entry in tensor_set.layout.entries:
         assert bool(marked[start : start + entry.numel].all()) == entry.name.startswith("head.classifier.")
         assert bool(marked[start : start + entry.numel].any()) == entry.name.startswith("head.classifier.")
         start += entry.numel
+
+
+@pytest.mark.parametrize("dimension", [0, 1, 2])
+def test_what_counts_of_absent_classes_is_the_same_in_sums_and_in_owners_wherever_a_head_has_its_classes(dimension):
+    shape = [2, 4, 5]
+    shape[dimension] = 3
+    axes = tuple(Axis(CLASSES) if d == dimension else None for d in range(3))
+    tensors = {
+        "body": TensorSpec((2,), torch.float32, (None,)),
+        "head": TensorSpec(tuple(shape), torch.float32, axes),
+    }
+    spans = TensorSet.of(tensors).class_spans
+    total = WeightedSum.zeros(TensorSet.of(tensors).layout, classes=3)
+    ones = {name: torch.ones(spec.shape) for name, spec in tensors.items()}
+    total.add(flatten(ones, TensorSet.of(tensors).layout), 2, torch.tensor([True, True, False]), spans)
+    total.add(flatten(ones, TensorSet.of(tensors).layout), 3, torch.tensor([False, True, False]), spans)
+
+    owners = {name: torch.zeros(spec.shape, dtype=torch.int64) for name, spec in tensors.items()}
+    placement = Placement(whole(ones).coordinates, {name: spec.axes for name, spec in tensors.items()})
+    placement.add_weight(owners, 5, total.class_weight)
+    assert owners["head"].movedim(dimension, 0)[:, 0, 0].tolist() == [2, 5, 0]
+    flat = torch.cat([owners["body"].flatten(), owners["head"].flatten()])
+    assert torch.equal(total.weight_at(spans), flat)
+    assert torch.equal(total.total, flat * SCALE)
 
 
 def tensor_set(merge=None, **shapes):

@@ -146,7 +146,7 @@ def test_rows_of_absent_classes_are_not_owned(kind):
     for value, present in ((1.0, [True, True]), (1.0, [True, False]), (1.0, [True, False])):
         tensors = {n: torch.full(v.shape, value) for n, v in full.items()}
         tensors[bias] = torch.tensor([value, 2 * value])
-        mean.add(family.place(family.full()), *of_device(tensors, present=present, spans=((start, start + 2),)))
+        mean.add(family.place(family.full()), *of_device(tensors, present=present, spans=((start, start + 2, 1),)))
     found = mean.mean(full)[bias]
     assert float(found[0]) == pytest.approx(1.0, abs=1e-3)
     assert float(found[1]) == pytest.approx(2.0, abs=1e-3)  # of the one device that has the class, not 2 / 3

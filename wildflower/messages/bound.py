@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wildflower.messages.error import MessageError
 from wildflower.messages.packing import Layout
-from wildflower.messages.sums import ADDABLE, SCALE, WeightedSum, magnitude, split
+from wildflower.messages.sums import ADDABLE, SCALE, ClassSpan, WeightedSum, magnitude, split
 from wildflower.models.base import STATISTICS, VARIANCE
 
 PLAUSIBLE = 10.0  # times a tensor's largest coordinate: how far a mean is believed to move in one round
@@ -71,7 +71,7 @@ def check_sum(
     total: WeightedSum,
     layout: Layout,
     sent: Mapping[str, Tensor],
-    class_spans: tuple[tuple[int, int], ...] = (),
+    class_spans: tuple[ClassSpan, ...] = (),
     norm_bound: float = 0.0,
 ) -> None:
     """Raise MessageError where a sum of updates that nobody has seen by themselves can be of no honest ones.

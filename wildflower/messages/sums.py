@@ -35,6 +35,9 @@ _SHIFT_BITS = int(_SHIFT.view(torch.int64))
 _MAX_SHIFTED = 2.0**51
 _MAX_EXACT_WEIGHT = 2**29  # 24 and 29 bits are the 53 of a float64
 MASKED = "masked"  # what the one array of an update under masks is called
+ClassSpan = tuple[int, int, int]
+"""Where a tensor that has a dimension of classes lies in a flat vector: its first element, the one behind its last, and
+how many elements each class has next to one another, as many as the dimensions behind that of the classes hold."""
 
 
 @dataclass
@@ -64,7 +67,7 @@ class WeightedSum:
         values: Tensor | Sequence[Tensor],
         weight: int,
         present: Tensor | None = None,
-        class_spans: tuple[tuple[int, int], ...] = (),
+        class_spans: tuple[ClassSpan, ...] = (),
     ) -> None:
         """Add one device's weights.
 
@@ -72,7 +75,7 @@ class WeightedSum:
             values: its tensors in one vector (`flatten`) or one vector after the other (`vectors`), any float dtype.
             weight: its weight, a positive integer.
             present: the classes it holds (bool, one per class); the others' rows do not count for this device.
-            class_spans: (start, stop) of the elements in `values` of each tensor whose first dimension is the classes.
+            class_spans: where the tensors that have a dimension of classes lie in `values`.
 
         Raises:
             MessageError: a value is not finite, or too large to be added exactly.
@@ -112,15 +115,15 @@ class WeightedSum:
         bounds = (new_bound(self.largest, magnitude(part) * factor) for part in _parts(values))
         return max(bounds, default=self.largest)
 
-    def weight_at(self, class_spans: tuple[tuple[int, int], ...] = ()) -> Tensor:
+    def weight_at(self, class_spans: tuple[ClassSpan, ...] = ()) -> Tensor:
         """(elements,) int64, the weight of every element: in rows of the classes that of the class."""
         weight = torch.full((self.total.numel(),), self.weight, dtype=torch.int64)
         if self.class_weight is not None:
-            for start, stop in class_spans:
-                weight[start:stop].view(len(self.class_weight), -1)[:] = self.class_weight[:, None]
+            for start, stop, inner in class_spans:
+                weight[start:stop].view(-1, len(self.class_weight), inner)[:] = self.class_weight[:, None]
         return weight
 
-    def moved(self, by: Tensor, times: int, class_spans: tuple[tuple[int, int], ...] = ()) -> WeightedSum:
+    def moved(self, by: Tensor, times: int, class_spans: tuple[ClassSpan, ...] = ()) -> WeightedSum:
         """Return the sum of what the devices would have returned from another start, with weights `times` as large.
 
         The way is rounded before it is weighed, so that sums over parts of the devices add up to the bit.
@@ -178,15 +181,15 @@ def _parts(values: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
     return [values] if isinstance(values, Tensor) else values
 
 
-def _without_absent(parts: Sequence[Tensor], present: Tensor, class_spans: tuple[tuple[int, int], ...]) -> list[Tensor]:
+def _without_absent(parts: Sequence[Tensor], present: Tensor, class_spans: tuple[ClassSpan, ...]) -> list[Tensor]:
     """Return the vectors with zeros in the rows of classes that are not `present`."""
     found, offset = [], 0
     for part in parts:
         inside = [span for span in class_spans if offset <= span[0] < offset + part.numel()]
         if inside:
             part = part.clone()
-            for start, stop in inside:
-                part[start - offset : stop - offset].view(len(present), -1)[~present] = 0.0
+            for start, stop, inner in inside:
+                part[start - offset : stop - offset].view(-1, len(present), inner)[:, ~present] = 0.0
         found.append(part)
         offset += part.numel()
     return found

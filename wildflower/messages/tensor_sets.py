@@ -6,6 +6,7 @@ Both sides derive the layout of every tensor set from the work order, and only a
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,10 +15,11 @@ from torch import Tensor
 from wildflower.messages.encoding import Wire, encoded_bytes
 from wildflower.messages.orders import Merge
 from wildflower.messages.packing import Layout
+from wildflower.messages.sums import ClassSpan
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import STATISTICS, Family
 from wildflower.models.layers import TensorSpec
-from wildflower.models.placement import CLASSES, Axis
+from wildflower.models.placement import class_dimension
 
 Weights = dict[str, Tensor]
 """Tensors by name."""
@@ -33,14 +35,14 @@ class TensorSet:
         layout: the tensors' names, shapes and types.
         merge: how a node that carries many devices adds their tensor sets up before it answers. None: the server gets
             every device's tensor set by itself. It has no meaning for tensor sets that the server sends.
-        class_spans: (start, stop) in the flat vector of every tensor whose first dimension is the classes.
+        class_spans: where the tensors that have a dimension of classes, such as a head's, lie in the flat vector.
         steady: its elements are of the same coordinates in every round, so that a device may add what rounding for the
             wire has lost to what it returns next. False where the device itself chooses which.
     """
 
     layout: Layout
     merge: Merge | None = None
-    class_spans: tuple[tuple[int, int], ...] = ()
+    class_spans: tuple[ClassSpan, ...] = ()
     steady: bool = True
 
     @classmethod
@@ -56,12 +58,11 @@ class TensorSet:
             )
         tensors = {name: spec for name, spec in tensors.items() if not spec.frozen}
         layout = Layout.of(tensors)
-        spans: list[tuple[int, int]] = []
+        spans: list[ClassSpan] = []
         start = 0
         for entry in layout.entries:
-            axes = tensors[entry.name].axes
-            if axes and isinstance(axes[0], Axis) and axes[0].group == CLASSES:
-                spans.append((start, start + entry.numel))
+            if (dimension := class_dimension(tensors[entry.name].axes)) is not None:
+                spans.append((start, start + entry.numel, math.prod(entry.shape[dimension + 1 :])))
             start += entry.numel
         return cls(layout, merge, tuple(spans), steady)
 
