@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._decomp import decomposition_table
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -25,33 +24,12 @@ from wildflower.client_app.batches import micro_batches
 from wildflower.client_app.chance import draws
 from wildflower.client_app.fitting import Fit, optimizer_of
 from wildflower.client_app.row_layers import RowLayers, takes_rows
+from wildflower.client_app.stack_operators import InTurn
 from wildflower.models.max_pool import HalvingMaxPool
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters
 from wildflower.strategies.shared_losses import PureLoss
 from wildflower.tasks.scoring import Scored, Scoring, add_up, score_outputs
-
-
-class InTurn(Exception):
-    """These trainings cannot be done at once; the text says why."""
-
-
-def _recurrent(layer: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a recurrent layer's results by the operators that it is made of, which have rules for a stack."""
-    dropout, trains = arguments[5:7]
-    if dropout and trains:
-        raise InTurn("a recurrent layer with dropout draws at random")
-    return layer(*arguments)
-
-
-def _lstm(*_: Any) -> Any:
-    raise InTurn("an LSTM is one operator of oneDNN's, which has no form for a stack")
-
-
-_RULES = torch.library.Library("aten", "IMPL")
-for _operator in (torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input, torch.ops.aten.rnn_relu.input):
-    _RULES.impl(_operator, partial(_recurrent, decomposition_table[_operator]), "FuncTorchBatchedDecomposition")
-_RULES.impl(torch.ops.aten.lstm.input, _lstm, "FuncTorchBatchedDecomposition")
 
 
 class RowError(Exception):
