@@ -23,6 +23,7 @@ from wildflower.client_app.limits import Refusal, limits_of
 from wildflower.client_app.memory import MemoryMeter, memory_limit, touched_bytes
 from wildflower.client_app.rounding import LOST_ON_THE_WIRE, Lost, encoded_changes
 from wildflower.client_app.side_by_side import Asked, alone
+from wildflower.client_app.statistics_pass import Pass
 from wildflower.messages.encoding import Wire, decode, encode, restored
 from wildflower.messages.frozen_parts import read_part
 from wildflower.messages.orders import LocalTraining, ModelOrder, WorkOrder
@@ -31,7 +32,7 @@ from wildflower.messages.sums import not_finite
 from wildflower.messages.tensor_sets import TensorSets, Weights, digest, frozen_layout
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
-from wildflower.models.network import Network
+from wildflower.models.network import Network, pool_by_slices
 from wildflower.models.weights import trained_parameters, with_weights
 from wildflower.plugins.flower_log import log, tell
 from wildflower.plugins.raised_as import raised_as
@@ -66,7 +67,7 @@ class Workplace:
             outgrow it or its budget. None in a simulation, where many devices share the machine.
         board: socket of the trainer that has the board's GPU (`wildflower.client_app.board_gpu`), where the node has
             one. Losses that it cannot compute are trained on `device`, and the log says so.
-        ask: trains a model on `device`, in place, and returns its mean loss, or scores it.
+        ask: trains a model on `device`, in place, and returns its mean loss, scores it, or takes its statistics.
         captures: on a GPU, steps may be captured once for many devices (`wildflower.client_app.captured_step`).
     """
 
@@ -317,6 +318,25 @@ class DeviceContext:
         """See `wildflower.strategies.method.ClientContext`."""
         batches = batches_of(self.task, self._shard, self.training, self._generator, self.device, once=True)
         yield from self._within_limits(batches, *models, counted=False, most=most)
+
+    def statistics(self, most: int = 0) -> Weights:
+        """See `wildflower.strategies.method.ClientContext`."""
+        drawn = self._generator.get_state()
+
+        def start(model: Network) -> Iterator[tuple[Tensor, Tensor]]:
+            self._generator.set_state(drawn)
+            return self.one_pass(model, most=most)
+
+        def build() -> Network:
+            model = self.build(self.received["weights"])
+            pool_by_slices(model)
+            return model
+
+        batches = -(-self.examples // self.training.examples_at_once)
+        found: Weights = self.place.ask(
+            Pass(self._packed, build, start, self.examples, min(batches, most or batches), self.device)
+        )
+        return found
 
     def _within_limits(
         self, batches: Iterator[T], *models: nn.Module, counted: bool = True, most: int = 0

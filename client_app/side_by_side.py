@@ -3,7 +3,7 @@
 A client step stays a plain function: it runs in a thread of its own, one of them at a time, and waits in
 `ClientContext.fit` while others come to theirs. A client step that asks for several trainings, one after the other,
 waits in each of them. One that never does is done when its thread comes to an end. So it is with the scores of models
-in an evaluation.
+in an evaluation, and with batch norm's statistics.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from wildflower.client_app.chance import draws, set_draws
 from wildflower.client_app.fitting import Fit
 from wildflower.client_app.memory import is_out_of_memory
 from wildflower.client_app.stack import RowError, fit_stacked, score_stacked
+from wildflower.client_app.statistics_pass import Pass, pass_at_once
 from wildflower.devices.probe import probe_machine
 from wildflower.plugins.flower_log import tell
 from wildflower.tasks.scoring import Scoring
 
 T = TypeVar("T")
-Asked = Fit | Scoring
-Work = Callable[[Callable[[Any], Any]], T]  # is given what trains or scores a model
+Asked = Fit | Scoring | Pass
+Work = Callable[[Callable[[Any], Any]], T]  # is given what does what it asks for
 
 
 @dataclass
@@ -130,7 +131,7 @@ def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> 
         waiting = [(work, work.asks) for work in going if work.asks is not None]
         # Who has more examples takes at least as many steps.
         waiting.sort(key=lambda each: -each[1].examples)
-        for what in (Fit, Scoring):
+        for what in (Fit, Pass, Scoring):
             if not (alike := [each for each in waiting if isinstance(each[1], what)]):
                 continue
             if kind is None:
@@ -147,6 +148,8 @@ def _at_once(waiting: list[tuple[_Work[T], Any]]) -> None:
     drawn = [work.draws for work, _ in waiting]
     if isinstance(asked[0], Fit):
         found, drawn = fit_stacked(asked, drawn)
+    elif isinstance(asked[0], Pass):
+        found = pass_at_once(asked)
     else:
         found = score_stacked(asked)
     for (work, _), value, state in zip(waiting, found, drawn, strict=True):
@@ -167,7 +170,7 @@ def _do(waiting: list[tuple[_Work[T], Asked]], name: str) -> None:
                 _do(waiting[::2], name)
                 _do(waiting[1::2], name)
                 return
-            done = "trained" if isinstance(waiting[0][1], Fit) else "scored"
+            done = {Fit: "trained", Pass: "done", Scoring: "scored"}[type(waiting[0][1])]
             tell(f"{name} is {done} in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             break
     _in_turn(waiting)

@@ -101,6 +101,9 @@ class ClientContext(Protocol):
             most: how many batches the pass has at most; 0: no limit.
         """
 
+    def statistics(self, most: int = 0) -> Weights:
+        """Return the mean statistics of the received model's batch norms over the batches of `one_pass`, by name."""
+
     def optimizer(self, model: torch.nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
         """Return the run's optimizer of a model's parameters, with `rate` times its learning rate."""
 
