@@ -1,4 +1,4 @@
-"""Orders that are done at once: those of one architecture and client step, of one message or of several runs'."""
+"""Orders that are done at once: those of one client step, of one message or of several runs'."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from wildflower.client_app.side_by_side import number_at_once
 from wildflower.client_app.stack_price import price_at_once
 from wildflower.messages.orders import Batch, EvaluationBatch, ModelOrder, WorkOrder
 from wildflower.models.architecture import Architecture
+from wildflower.models.block_family import BlockFamily
+from wildflower.models.cost import cost
 
+# Operations of a step that narrower networks may take more as rows of a wider one. A small network's step is mostly the
+# calls of its operators: a stack that is saved has been measured to be worth about so many.
+JOINED_FLOPS = 25 * 10**6
 AnyOrder = TypeVar("AnyOrder", bound=ModelOrder)
 
 
@@ -28,37 +33,72 @@ def kind_of(orders: Sequence[Ordered[AnyOrder]], batch: Batch | EvaluationBatch)
     """Return what orders have in common whose batches take equally long; None where nobody asks what is faster."""
     if isinstance(batch.side_by_side, int) or len(orders) == 1:
         return None
-    first = orders[0].order
+    architectures = sorted({json.dumps(each.order.architecture) for each in orders})
     size = batch.training.batch_size if isinstance(batch, Batch) else batch.batch_size
-    return first.client_step.model_dump_json(), json.dumps(first.architecture), size
+    return orders[0].order.client_step.model_dump_json(), json.dumps(architectures), size
 
 
 def groups(
     orders_of: Sequence[Sequence[AnyOrder]], batches: Sequence[Batch | EvaluationBatch], device: torch.device
 ) -> Iterator[list[Ordered[AnyOrder]]]:
-    """Yield the orders of one architecture and client step, as many at once as the machine has memory for.
+    """Yield the orders of one client step that are done at once, as many as the machine has memory for.
 
-    Those that read an earlier order's model, or are masked, are by themselves.
+    They are of one architecture, or few of several small ones. Those that read an earlier order's model, or are masked,
+    are by themselves.
     """
-    found: dict[Hashable, list[Ordered[AnyOrder]]] = {}
+    alone: list[list[Ordered[AnyOrder]]] = []
+    of_steps: dict[Hashable, dict[str, list[Ordered[AnyOrder]]]] = {}  # by what they have in common, by architecture
     for message, (orders, batch) in enumerate(zip(orders_of, batches, strict=True)):
         asked = batch.side_by_side
         turns = not batch.shared_process or asked == 1 or (asked == "auto" and device.type == "cpu")
         settings = _settings(batch) if len(batches) > 1 else ""
-        for place, order in enumerate(orders):
-            by_itself = isinstance(order, WorkOrder) and (order.after is not None or order.masked_with)
-            step = order.client_step.model_dump_json()
-            kind = (settings, json.dumps(order.architecture), order.frozen, step)
-            found.setdefault((message, place) if turns or by_itself else kind, []).append(Ordered(message, order))
-    for alike in found.values():
-        number = 1
-        if len(alike) > 1:
-            batch = batches[alike[0].message]
-            asked = batch.side_by_side
-            orders = [each.order for each in alike]
-            number = asked if isinstance(asked, int) else _number_at_once(orders, batch, device)
-        count = -(-len(alike) // number)
-        yield from (alike[first::count] for first in range(count))
+        for order in orders:
+            ordered = Ordered(message, order)
+            if turns or (isinstance(order, WorkOrder) and (order.after is not None or order.masked_with)):
+                alone.append([ordered])
+                continue
+            kind = settings, order.frozen, order.client_step.model_dump_json()
+            of_steps.setdefault(kind, {}).setdefault(json.dumps(order.architecture), []).append(ordered)
+    for by_architecture in of_steps.values():
+        for alike in _joined(list(by_architecture.values()), batches, device):
+            count = -(-len(alike) // (_most(alike, batches, device) if len(alike) > 1 else 1))
+            yield from (alike[first::count] for first in range(count))
+    yield from alone  # after those whose models they read
+
+
+def _joined(
+    groups: list[list[Ordered[AnyOrder]]], batches: Sequence[Batch | EvaluationBatch], device: torch.device
+) -> list[list[Ordered[AnyOrder]]]:
+    """Join the orders of narrower architectures to those of the next wider one, where that takes less time."""
+    batch = batches[groups[0][0].message]
+    family = family_of(json.dumps(batch.family))
+    if len(groups) == 1 or not isinstance(batch, Batch) or not isinstance(family, BlockFamily):
+        return groups
+    size, optimizer = batch.training.examples_at_once, batch.training.priced_optimizer
+
+    def flops(order: Ordered[AnyOrder]) -> int:
+        """Return what a step of an order takes."""
+        architecture = Architecture.from_json(order.order.architecture)
+        return size * cost(family, architecture, batch_size=size, optimizer=optimizer).training_flops
+
+    found: list[list[Ordered[AnyOrder]]] = []
+    for wider in sorted(groups, key=lambda group: flops(group[0])):
+        narrower = found[-1] if found else []
+        more = sum(flops(wider[0]) - flops(each) for each in narrower)
+        together = [*wider, *narrower]
+        if narrower and more <= JOINED_FLOPS and len(together) <= _most(together, batches, device):
+            found[-1] = together
+        else:
+            found.append(wider)
+    return found
+
+
+def _most(alike: Sequence[Ordered[AnyOrder]], batches: Sequence[Batch | EvaluationBatch], device: torch.device) -> int:
+    """Return how many of some orders may be done at once."""
+    batch = batches[alike[0].message]
+    if isinstance(batch.side_by_side, int):
+        return batch.side_by_side
+    return _number_at_once([each.order for each in alike], batch, device)
 
 
 def _settings(batch: Batch | EvaluationBatch) -> str:
@@ -68,7 +108,7 @@ def _settings(batch: Batch | EvaluationBatch) -> str:
 
 
 def _number_at_once(alike: Sequence[ModelOrder], batch: Batch | EvaluationBatch, device: torch.device) -> int:
-    """Return how many of some orders of one architecture fit into the memory that the machine has free."""
+    """Return how many of some orders, of which the first is the largest, fit into the memory that is free."""
     order_bytes = max(order.predicted_memory_bytes for order in alike)
     if batch.training is None:  # the models are scored alone
         return number_at_once(device, order_bytes, 0)

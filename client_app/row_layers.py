@@ -23,7 +23,7 @@ from wildflower.strategies.static_norm import Masked
 
 # What these compute of a channel does not depend on which other channels there are.
 BY_CHANNEL = (
-    *(Network, nn.Sequential, nn.Identity, Scaler, nn.ReLU, nn.ReLU6, nn.Hardswish),
+    *(Network, nn.Sequential, nn.Identity, nn.ReLU, nn.ReLU6, nn.Hardswish),
     *(nn.MaxPool2d, HalvingMaxPool, MaxOfFour, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
 )
 
@@ -92,6 +92,12 @@ class RowLayers:
         found = of_rows @ kernel.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), of_rows, kernel.mT)
         return found.transpose(0, 1).flatten(1)
 
+    def _scaled(self, layer: Scaler, name: str, x: Tensor) -> Tensor:
+        rates = self._tensors.get(f"{name}rate")  # of rows of unequal widths
+        if rates is None:
+            return x / layer.rate
+        return (x.view(len(x), len(rates), -1) / rates.to(x.dtype)[:, None]).view(x.shape)
+
     def _masked(self, layer: Masked, name: str, x: Tensor) -> Tensor:
         return layer.model(x).masked_fill(self._tensors[f"{name}absent"].flatten(), 0.0)
 
@@ -144,6 +150,7 @@ _FORWARD: Mapping[type[nn.Module], Any] = {
     nn.Conv2d: RowLayers._convolution,
     nn.Linear: RowLayers._linear,
     BatchNorm: RowLayers._norm,
+    Scaler: RowLayers._scaled,
     Masked: RowLayers._masked,
     LeadingCut: RowLayers._cut,
 }

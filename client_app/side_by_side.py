@@ -12,11 +12,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from wildflower.client_app.captured_step import fit_in_turn
 from wildflower.client_app.chance import draws, set_draws
@@ -24,6 +25,7 @@ from wildflower.client_app.fitting import Fit
 from wildflower.client_app.memory import is_out_of_memory
 from wildflower.client_app.stack import RowError, fit_stacked, score_stacked
 from wildflower.client_app.statistics_pass import Pass, pass_at_once
+from wildflower.client_app.widths import can_be_filled
 from wildflower.devices.probe import probe_machine
 from wildflower.plugins.flower_log import tell
 from wildflower.tasks.scoring import Scoring
@@ -132,14 +134,24 @@ def side_by_side(works: Sequence[Work[T]], name: str, kind: Hashable = None) -> 
         # Who has more examples takes at least as many steps.
         waiting.sort(key=lambda each: -each[1].examples)
         for what in (Fit, Pass, Scoring):
-            if not (alike := [each for each in waiting if isinstance(each[1], what)]):
-                continue
-            if kind is None:
-                _do(alike, name)
-            else:
-                _do_faster(alike, name, _paces.setdefault((what, kind), _Pace()))
+            for alike in _alike([each for each in waiting if isinstance(each[1], what)]):
+                if kind is None:
+                    _do(alike, name)
+                else:
+                    _do_faster(alike, name, _paces.setdefault((what, kind), _Pace()))
     found = [work.result if work.error is None else work.error for work in all_works]
     return found, [work.at_once for work in all_works]  # type: ignore[return-value]
+
+
+def _alike(waiting: list[tuple[_Work[T], Asked]]) -> Iterable[list[tuple[_Work[T], Asked]]]:
+    """Return what can be done at once: trainings of unequal widths only where the narrower ones can be filled."""
+    losses = [asked.loss for _, asked in waiting if isinstance(asked, Fit) and isinstance(asked.loss, nn.Module)]
+    if len(losses) < len(waiting) or can_be_filled(losses):
+        return [waiting] if waiting else []
+    found: dict[Hashable, list[tuple[_Work[T], Asked]]] = {}
+    for each, loss in zip(waiting, losses, strict=True):
+        found.setdefault(tuple(tensor.shape for tensor in loss.state_dict().values()), []).append(each)
+    return found.values()
 
 
 def _at_once(waiting: list[tuple[_Work[T], Any]]) -> None:

@@ -25,6 +25,7 @@ from wildflower.client_app.chance import draws
 from wildflower.client_app.fitting import Fit, optimizer_of
 from wildflower.client_app.row_layers import RowLayers, takes_rows
 from wildflower.client_app.stack_operators import InTurn
+from wildflower.client_app.widths import can_be_filled, filled, own, rates
 from wildflower.models.max_pool import HalvingMaxPool
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters
@@ -41,10 +42,10 @@ class RowError(Exception):
 
 
 def fit_stacked(fits: Sequence[Fit], drawn: Sequence[Tensor]) -> tuple[list[float], list[Tensor]]:
-    """Train models of one architecture and client step at once, in place, and return their mean losses.
+    """Train models of one client step at once, in place, and return their mean losses.
 
     Args:
-        fits: those of devices with more examples first.
+        fits: those of devices with more examples first. Their models are of one architecture, or `can_be_filled`.
         drawn: for each the state of the generator that dropout draws from; that of afterwards is returned.
 
     Raises:
@@ -116,14 +117,16 @@ class _Rows:
         self.sizes: list[int] = []
         self.weights: Tensor | None = None
         self.generators = [torch.Generator(self.first.device).set_state(state) for state in drawn]
+        by_layer = self.weighs and all(map(takes_rows, (self.loss.outputs, *self.loss.more)))
         tables = [dict(loss.named_parameters()) | dict(loss.named_buffers()) for loss in losses]
-        _check_alike(tables, "the losses")
+        unequal = by_layer and any(_shapes(each) != _shapes(tables[0]) for each in tables) and can_be_filled(losses)
+        if not unequal:
+            _check_alike(tables, "the losses")
         # To look for them in every step takes a fifth of it.
         self.ties = len(list(self.loss.named_parameters(remove_duplicate=False))) > len(list(self.loss.parameters()))
         places = {id(parameter): name for name, parameter in self.loss.named_parameters()}
         # As the model names them -> as the loss does.
         self.names = {name: places[id(each)] for name, each in trained_parameters(self.first.model).items()}
-        by_layer = self.weighs and all(map(takes_rows, (self.loss.outputs, *self.loss.more)))
         self.layers = RowLayers(self.loss, self.names) if by_layer else None
         frozen = {places[id(each)] for each in self.first.model.parameters() if not each.requires_grad}
         self.trained: dict[str, nn.Parameter] = {}
@@ -132,16 +135,18 @@ class _Rows:
         for name in tables[0]:
             found = [table[name].detach() for table in tables]
             if name in self.names.values():
-                self.trained[name] = nn.Parameter(torch.stack(found))
+                self.trained[name] = nn.Parameter(filled(found))
             elif name in frozen or _are_constant(found):
                 self.shared[name] = found[0]
             else:
-                self.beside[name] = torch.stack(found)
+                self.beside[name] = filled(found)
         if not self.trained:
             raise InTurn("nothing of its model is trained")
         self.dtype = next(iter(self.trained.values())).dtype
         # Those that are done stay in these, while the parameters that are stepped become views of the first rows.
         self.whole = {name: value.data for name, value in self.trained.items()} | self.beside
+        if unequal:
+            self.beside |= {name: of_rows.to(self.first.device) for name, of_rows in rates(losses).items()}
         self.optimizer = optimizer_of(
             {name: self.trained[inner] for name, inner in self.names.items()},
             self.first.training,
@@ -154,7 +159,7 @@ class _Rows:
         for name in self.names.keys() & self.first.factors:
             factors = [fit.factors[name] for fit in fits]
             alike = all(torch.equal(factors[0], each) for each in factors)
-            rows = factors[0].unsqueeze(0) if alike else torch.stack(factors)
+            rows = factors[0].unsqueeze(0) if alike else filled(factors)
             self.trained[self.names[name]].register_hook(partial(_times, rows))
 
     # The loop
@@ -313,9 +318,9 @@ class _Rows:
             if strength:
                 towards = [None if each.toward is None else each.toward[name] for each in found]
                 whole = self.whole[inner]
-                received[inner] = whole.clone() if None in towards else torch.stack(towards).to(whole)  # type: ignore
+                received[inner] = whole.clone() if None in towards else filled(towards).to(whole)  # type: ignore
             if name in found[0].correction:
-                corrections[inner] = torch.stack([each.correction[name] for each in found]).to(self.first.device)
+                corrections[inner] = filled([each.correction[name] for each in found]).to(self.first.device)
 
         def regularize() -> Tensor | None:
             distances = []
@@ -339,7 +344,7 @@ class _Rows:
         for row, fit in enumerate(self.fits):
             table = dict(fit.loss.named_parameters()) | dict(fit.loss.named_buffers())  # type: ignore[attr-defined]
             for name, value in self.whole.items():
-                table[name].detach().copy_(value[row])
+                table[name].detach().copy_(own(value[row], table[name]))
 
 
 def _pure(fit: Fit) -> PureLoss:
@@ -349,9 +354,12 @@ def _pure(fit: Fit) -> PureLoss:
     return fit.loss
 
 
+def _shapes(table: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in table.items()}
+
+
 def _check_alike(tables: Sequence[Mapping[str, Tensor]], what: str) -> None:
-    shapes = [{name: tensor.shape for name, tensor in table.items()} for table in tables]
-    if any(other != shapes[0] for other in shapes):
+    if any(_shapes(table) != _shapes(tables[0]) for table in tables):
         raise InTurn(f"{what} have tensors of different shapes")
 
 
