@@ -75,22 +75,31 @@ def _joined(
     if len(groups) == 1 or not isinstance(batch, Batch) or not isinstance(family, BlockFamily):
         return groups
     size, optimizer = batch.training.examples_at_once, batch.training.priced_optimizer
-
-    def flops(order: Ordered[AnyOrder]) -> int:
-        """Return what a step of an order takes."""
-        architecture = Architecture.from_json(order.order.architecture)
-        return size * cost(family, architecture, batch_size=size, optimizer=optimizer).training_flops
-
     found: list[list[Ordered[AnyOrder]]] = []
-    for wider in sorted(groups, key=lambda group: flops(group[0])):
-        narrower = found[-1] if found else []
-        more = sum(flops(wider[0]) - flops(each) for each in narrower)
-        together = [*wider, *narrower]
-        if narrower and more <= JOINED_FLOPS and len(together) <= _most(together, batches, device):
-            found[-1] = together
+    flops: dict[str, int] = {}  # of a step, by architecture
+    for group in groups:
+        named = json.dumps(group[0].order.architecture)
+        try:
+            architecture = Architecture.from_json(group[0].order.architecture)
+            price = cost(family, architecture, batch_size=size, optimizer=optimizer)
+        except ValueError:  # which its own devices will tell
+            found.append(group)
         else:
-            found.append(wider)
-    return found
+            flops[named] = size * price.training_flops
+
+    def flops_of(order: Ordered[AnyOrder]) -> int:
+        return flops[json.dumps(order.order.architecture)]
+
+    narrower: list[Ordered[AnyOrder]] = []
+    for wider in sorted((group for group in groups if group not in found), key=lambda group: flops_of(group[0])):
+        more = sum(flops_of(wider[0]) - flops_of(each) for each in narrower)
+        together = [*wider, *narrower]
+        if not narrower or (more <= JOINED_FLOPS and len(together) <= _most(together, batches, device)):
+            narrower = together
+        else:
+            found.append(narrower)
+            narrower = wider
+    return [*found, narrower] if narrower else found
 
 
 def _most(alike: Sequence[Ordered[AnyOrder]], batches: Sequence[Batch | EvaluationBatch], device: torch.device) -> int:

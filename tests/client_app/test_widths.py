@@ -92,3 +92,15 @@ def test_orders_of_small_widths_are_trained_at_once(family, monkeypatch):
     for device, (weights, loss) in found[0].items():
         assert loss == pytest.approx(found[1][device][1], rel=1e-4)
         torch.testing.assert_close(values(found[1][device][0]), values(weights), rtol=1e-3, atol=1e-5)
+
+
+def test_an_order_of_no_architecture_concerns_its_device_alone():
+    orders = [work_order(device, STATIC, 0.125, Apart()) for device in range(3)]
+    orders[1] = orders[1].model_copy(update={"architecture": {"widths": [1, 2]}})
+    orders[2] = orders[2].model_copy(update={"architecture": {"shape": []}})
+    content = batch(*orders, family=STATIC, side_by_side=4, each_by_itself=True)
+    reply, _ = answers(content, [packed(STATIC, STATIC.width(0.125))])
+    outcomes = [update.outcome for update in sorted(reply.updates, key=lambda update: update.order)]
+    assert outcomes[0] == "trained"
+    assert "2 widths, but there are" in outcomes[1]
+    assert "unknown keys ['shape']" in outcomes[2]
