@@ -40,7 +40,7 @@ COMMANDS = {
 def turns(before: Path, repetitions: int) -> None:
     """Run what is not in since.json yet."""
     found: list[dict[str, Any]] = json.loads(RESULTS.read_text())["turns"] if RESULTS.exists() else []
-    commits = {commit: _commit(root) for commit, root in (("before", before), ("now", NOW))}
+    git = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=before, check=True, capture_output=True)
     done = {(turn["what"], turn["commit"], turn["way"], turn["repetition"]) for turn in found}
     wanted = [(*way, repetition) for repetition in range(repetitions) for way in WAYS]
     for what, commit, way, repetition in [turn for turn in wanted if turn not in done]:
@@ -58,7 +58,9 @@ def turns(before: Path, repetitions: int) -> None:
         seconds = per_round(asdict(usage), CPU) if what == ROUNDS else usage.cpu_seconds
         turn = {"what": what, "commit": commit, "way": way, "repetition": repetition, "cpu_seconds": round(seconds, 4)}
         found.append(turn | {"load_average": round(os.getloadavg()[0], 1)})
-        RESULTS.write_text(json.dumps({"cpu": cpu_model(), "commits": commits, "turns": found}, indent=1) + "\n")
+        RESULTS.write_text(
+            json.dumps({"cpu": cpu_model(), "before": git.stdout.decode().strip(), "turns": found}, indent=1) + "\n"
+        )
         print(turn, flush=True)
     write(found)
 
@@ -86,12 +88,6 @@ def write(found: list[dict[str, Any]]) -> None:
     loads = [turn["load_average"] for turn in found]
     about = f"{len(found) // len(WAYS)} turns; load average {min(loads):.0f} to {max(loads):.0f}."
     write_between(TABLE, "since", f"{markdown(heads, rows)}\n\n{about}")
-
-
-def _commit(root: Path) -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"], cwd=root, check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 if __name__ == "__main__":
