@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from wildflower.client_app.stack import InTurn, RowError
+from wildflower.client_app.stack import RowError
+from wildflower.client_app.stack_operators import InTurn
 from wildflower.messages.tensor_sets import STATISTICS, Weights
 from wildflower.models.layers import BatchNorm
 from wildflower.models.network import Network

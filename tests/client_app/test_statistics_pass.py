@@ -7,7 +7,8 @@ from torch import nn
 from tests.client_app.test_side_by_side import DOUBLE
 from tests.client_app.work_orders import answers, batch, packed, work_order
 from wildflower.client_app import side_by_side
-from wildflower.client_app.stack import InTurn, RowError
+from wildflower.client_app.stack import RowError
+from wildflower.client_app.stack_operators import InTurn
 from wildflower.client_app.statistics_pass import Pass, pass_at_once
 from wildflower.messages.orders import LocalTraining
 from wildflower.messages.packing import unpack
