@@ -67,16 +67,16 @@ class RowLayers:
     def outputs(
         self, network: nn.Module, tensors: Mapping[str, Tensor], inputs: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return what a network makes of inputs (rows, batch, channels, *sides): (rows, batch, classes).
+        """Return what a network makes of inputs (rows, batch, channels, *sides): (rows, batch, classes, ...).
 
         Args:
             tensors: by the loss's names, (rows, *shape).
             weights: of the examples, (rows, batch), as norms are to count them; None: all alike.
         """
         self._tensors, self._weights = dict(tensors), weights
-        rows, batch = inputs.shape[:2]
+        rows = len(inputs)
         outputs: Tensor = network(inputs.transpose(0, 1).flatten(1, 2))
-        return outputs.view(batch, rows, -1).transpose(0, 1)
+        return outputs.unflatten(1, (rows, -1)).transpose(0, 1)
 
     def _convolution(self, layer: nn.Conv2d, name: str, x: Tensor) -> Tensor:
         kernel, bias = self._tensors[f"{name}weight"], self._tensors.get(f"{name}bias")

@@ -67,7 +67,7 @@ class _Work(threading.Thread, Generic[T]):
         self._do, self._may, self._stands = work, threading.Semaphore(0), threading.Semaphore(0)
         self.asks: Asked | None = None  # what it waits for
         self.result: T | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.found: object = None  # what came of it
         self.at_once = 1
         self.draws: torch.Tensor
@@ -79,12 +79,14 @@ class _Work(threading.Thread, Generic[T]):
             self.start()
         self._may.release()
         self._stands.acquire()
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise self.error
 
     def run(self) -> None:
         self._may.acquire()
         try:
             self.result = self._do(self.ask)
-        except Exception as error:
+        except BaseException as error:  # one that is to end the process as well: else nobody would go on
             self.error = error
         self._stands.release()
 
@@ -177,15 +179,19 @@ def _do(waiting: list[tuple[_Work[T], Asked]], name: str) -> None:
             work, _ = waiting.pop(failed.row)
             work.found = failed.error
         except Exception as error:
-            if is_out_of_memory(error):
-                tell(f"{name}: memory does not suffice for {len(waiting)} devices at once: by halves")
-                _do(waiting[::2], name)
-                _do(waiting[1::2], name)
-                return
-            done = {Fit: "trained", Pass: "done", Scoring: "scored"}[type(waiting[0][1])]
-            tell(f"{name} is {done} in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            lacks_memory = is_out_of_memory(error)
+            if not lacks_memory:
+                done = {Fit: "trained", Pass: "done", Scoring: "scored"}[type(waiting[0][1])]
+                tell(f"{name} is {done} in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             break
-    _in_turn(waiting)
+    else:
+        return _in_turn(waiting)
+    # Out of the handler, whose error holds what the failed attempt held.
+    if not lacks_memory:
+        return _in_turn(waiting)
+    tell(f"{name}: memory does not suffice for {len(waiting)} devices at once: by halves")
+    _do(waiting[::2], name)
+    _do(waiting[1::2], name)
 
 
 def _do_faster(waiting: list[tuple[_Work[T], Asked]], name: str, pace: _Pace) -> None:

@@ -24,6 +24,16 @@ from wildflower.client_app.batches import micro_batches
 from wildflower.client_app.chance import draws
 from wildflower.client_app.fitting import Fit, optimizer_of
 from wildflower.client_app.row_layers import RowLayers, takes_rows
+from wildflower.client_app.stack_checks import (
+    aliases,
+    are_constant,
+    are_equal,
+    check_modules,
+    check_parameters,
+    check_shapes,
+    plain_attributes,
+    takes_padding,
+)
 from wildflower.client_app.stack_operators import InTurn
 from wildflower.client_app.widths import can_be_filled, filled, own, rates
 from wildflower.models.max_pool import HalvingMaxPool
@@ -71,17 +81,21 @@ def score_stacked(scorings: Sequence[Scoring]) -> list[Scored]:
     for each in scorings:
         each.model.to(each.device).eval()
     tables = [dict(each.model.named_parameters()) | dict(each.model.named_buffers()) for each in scorings]
-    _check_alike(tables, "the models")
+    check_shapes(tables, "the models")
+    models = [each.model for each in scorings]
+    check_modules(models, models, "the models")
     found_tensors = {name: [table[name] for table in tables] for name in tables[0]}
-    shared = {name: each[0] for name, each in found_tensors.items() if _are_constant(each)}
+    shared = {name: each[0].clone() for name, each in found_tensors.items() if are_constant(each)}
     stacked = {name: torch.stack(each) for name, each in found_tensors.items() if name not in shared}
+    tied = aliases(first.model)
 
     def compute(tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(first.model, {**tensors, **shared}, (inputs,))
+        found = {**tensors, **shared}
+        found |= {name: found[known] for name, known in tied.items()}
+        outputs: Tensor = functional_call(first.model, found, (inputs,), tie_weights=False)
         return outputs
 
-    # Of other networks nobody knows what they compute over all examples of a batch.
-    pads = any(type(part) is Network for part in first.model.modules())
+    pads = takes_padding(first.model)
     found: list[list[Scored]] = [[] for _ in scorings]
     for start in range(0, max(each.examples for each in scorings), first.batch_size):
         batches = {
@@ -94,6 +108,8 @@ def score_stacked(scorings: Sequence[Scoring]) -> list[Scored]:
             tensors = stacked if len(rows) == len(scorings) else {n: value[rows] for n, value in stacked.items()}
             with for_rows(first.model, None):
                 outputs = vmap(compute)(tensors, _padded([batches[row][0] for row in rows]))
+            if any(value._version for value in (*tensors.values(), *shared.values())):
+                raise InTurn("its model changes its tensors while it is scored")
             for row, of_row in zip(rows, outputs, strict=True):
                 labels = batches[row][1]
                 found[row].append(score_outputs(scorings[row].task, of_row[: len(labels)], labels))
@@ -108,7 +124,9 @@ class _Rows:
         self.fits, self.first, self.loss = fits, fits[0], losses[0]
         if not all(loss.task.asks_the_same(self.loss.task) for loss in losses):
             raise InTurn("devices have tasks of their own")
-        if self.first.new_statistics:
+        if any((fit.training, fit.rate) != (self.first.training, self.first.rate) for fit in fits):
+            raise InTurn("devices are trained at different rates")
+        if any(fit.new_statistics for fit in fits):
             raise InTurn("batch norm's statistics begin as a mean over the first batches")
         # Of a network that is not of described layers nobody knows what it computes over all examples of a batch.
         self.weighs = type(self.first.model) is Network and self.loss.sums_examples
@@ -121,12 +139,16 @@ class _Rows:
         tables = [dict(loss.named_parameters()) | dict(loss.named_buffers()) for loss in losses]
         unequal = by_layer and any(_shapes(each) != _shapes(tables[0]) for each in tables) and can_be_filled(losses)
         if not unequal:
-            _check_alike(tables, "the losses")
-        # To look for them in every step takes a fifth of it.
-        self.ties = len(list(self.loss.named_parameters(remove_duplicate=False))) > len(list(self.loss.parameters()))
+            check_shapes(tables, "the losses")
+        self.tied = aliases(self.loss)
         places = {id(parameter): name for name, parameter in self.loss.named_parameters()}
+        parameters = [trained_parameters(fit.model) for fit in fits]
+        if hidden := [name for name, each in parameters[0].items() if id(each) not in places]:
+            raise InTurn(f"its loss has no parameter that is the model's {hidden[0]}")
+        check_modules(losses, [fit.model for fit in fits], "the losses")
+        check_parameters(parameters)
         # As the model names them -> as the loss does.
-        self.names = {name: places[id(each)] for name, each in trained_parameters(self.first.model).items()}
+        self.names = {name: places[id(each)] for name, each in parameters[0].items()}
         self.layers = RowLayers(self.loss, self.names) if by_layer else None
         frozen = {places[id(each)] for each in self.first.model.parameters() if not each.requires_grad}
         self.trained: dict[str, nn.Parameter] = {}
@@ -136,8 +158,10 @@ class _Rows:
             found = [table[name].detach() for table in tables]
             if name in self.names.values():
                 self.trained[name] = nn.Parameter(filled(found))
-            elif name in frozen or _are_constant(found):
+            elif name in frozen and all(are_equal(found[0], each) for each in found[1:]):
                 self.shared[name] = found[0]
+            elif are_constant(found):
+                self.shared[name] = found[0].clone()  # which the model may change, until that is found out
             else:
                 self.beside[name] = filled(found)
         if not self.trained:
@@ -169,7 +193,8 @@ class _Rows:
         batches = [fit.start() for fit in self.fits]
         totals = torch.zeros(len(self.fits), dtype=torch.float64, device=self.first.device)
         seen = [0] * len(self.fits)
-        drawn = draws(self.first.device)
+        drawn, attributes = draws(self.first.device), plain_attributes(self.loss)
+        versions = [value._version for value in self.shared.values()]
         for step in range(2**62):
             picked = [_of_row(row, partial(next, each, None)) for row, each in enumerate(batches)]
             going = [examples for examples in picked if examples is not None]
@@ -187,19 +212,23 @@ class _Rows:
             values = self._add_gradients(parts, counts)
             if step == 0 and not torch.equal(drawn, draws(self.first.device)):
                 raise InTurn("the model or its loss draws at random")
+            if step == 0 and plain_attributes(self.loss) != attributes:
+                raise InTurn("its model keeps more than tensors from one batch to the next")
+            if [value._version for value in self.shared.values()] != versions:
+                raise InTurn("its model changes what devices have alike")
             if beside is not None:
                 values = values + beside
             if self.first.training.clip_norm:
                 self._clip(self.first.training.clip_norm)
             self.optimizer.step()
-            totals[: len(going)] += values.double() * torch.tensor(counts, device=values.device)
+            totals[: len(going)] += values * torch.tensor(counts, device=values.device)
             for row, count in enumerate(counts):
                 seen[row] += count
         return [total / max(1, examples) for total, examples in zip(totals.tolist(), seen, strict=True)]
 
     def _add_gradients(self, parts: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Tensor:
         """Add the gradients of the batches' mean losses, and return these, one per row."""
-        values = torch.zeros(len(parts), dtype=self.dtype, device=self.first.device)
+        values = torch.zeros(len(parts), dtype=torch.float64, device=self.first.device)
         for place in range(max(map(len, parts))):
             having = [row for row, of_row in enumerate(parts) if place < len(of_row)]
             examples = {row: _of_row(row, partial(self.fits[row].examples_of, parts[row][place])) for row in having}
@@ -245,6 +274,8 @@ class _Rows:
                 raise InTurn("the model or its loss draws at random, other than by nn.Dropout") from error
             raise
         if at is not None:
+            if any(value._version for value in trained.values()):
+                raise InTurn("its model changes its weights while it computes")
             for name, value in beside.items():
                 self.beside[name][at] = value
         if weights is None and sizes != counts:
@@ -262,7 +293,11 @@ class _Rows:
     ) -> Tensor:
         self.weights = weights
         tensors = {**trained, **beside, **self.shared}
-        found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights, term), tie_weights=self.ties)
+        tensors |= {name: tensors[known] for name, known in self.tied.items()}
+        given = tensors.copy()  # of which the call puts in others where the module does
+        found: Tensor = functional_call(self.loss, tensors, (inputs, labels, weights, term), tie_weights=False)
+        if any(tensors[name] is not value for name, value in given.items()):
+            raise InTurn("its model puts other tensors in the place of its own")
         return found
 
     def _losses_by_layer(
@@ -298,7 +333,7 @@ class _Rows:
     def _clip(self, most: float) -> None:
         """Scale each row's gradients to at most this norm, as `nn.utils.clip_grad_norm_` does."""
         gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
-        norms = torch.stack([each.flatten(1).square().sum(1) for each in gradients]).sum(0).sqrt()
+        norms = torch.stack([_squares(each) for each in gradients]).sum(0).sqrt()
         scales = (most / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(scales.view(-1, *[1] * (gradient.dim() - 1)))
@@ -329,7 +364,7 @@ class _Rows:
                 if received:
                     moved = parameter.detach() - received[name][:count]
                     if reported:
-                        distances.append(moved.flatten(1).square().sum(1))
+                        distances.append(_squares(moved))
                     parameter.grad = moved.mul_(strength)
                     if name in corrections:
                         parameter.grad -= corrections[name][:count]
@@ -358,19 +393,13 @@ def _shapes(table: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in table.items()}
 
 
-def _check_alike(tables: Sequence[Mapping[str, Tensor]], what: str) -> None:
-    if any(_shapes(table) != _shapes(tables[0]) for table in tables):
-        raise InTurn(f"{what} have tensors of different shapes")
+def _squares(rows: Tensor) -> Tensor:
+    """Return each row's sum of squares."""
+    return rows.reshape(len(rows), -1).square().sum(1)
 
 
 def _times(factors: Tensor, gradient: Tensor) -> Tensor:
     return gradient * factors[: len(gradient)].to(gradient.dtype)
-
-
-def _are_constant(tensors: Sequence[Tensor]) -> bool:
-    """Say whether a buffer is a table of whole numbers that all devices have alike: an index cannot be stacked."""
-    first = tensors[0]
-    return not first.is_floating_point() and first.dim() > 0 and all(torch.equal(first, each) for each in tensors)
 
 
 def _of_row(row: int, make: Callable[[], Any]) -> Any:
@@ -421,7 +450,7 @@ def _dropout(dropout: nn.Dropout, rows: _Rows, x: Tensor) -> Tensor:
     if not dropout.training or not 0 < dropout.p < 1:
         return F.dropout(x, dropout.p, dropout.training)
     noise: Tensor = _Noise.apply(x.detach(), dropout.p, rows)
-    return x * noise
+    return x.mul_(noise) if dropout.inplace else x * noise
 
 
 class _Noise(torch.autograd.Function):

@@ -1,5 +1,6 @@
 """Devices whose trainings are done at once return what they return in turn."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -351,8 +352,12 @@ def test_where_memory_does_not_suffice_halves_train_at_once(stacked, monkeypatch
     orders = [work_order(device) for device in range(4)]
     wanted = trained(*replies(2, *orders))
     real = side_by_side.fit_stacked
+    before = []
 
     def at_most_two(fits, drawn):
+        assert all(tensor() is None for tensor in before)  # what the attempt before held is free
+        held = torch.zeros(1)
+        before.append(weakref.ref(held))
         if len(fits) > 2:
             raise torch.OutOfMemoryError("out of memory")
         return real(fits, drawn)
@@ -362,6 +367,18 @@ def test_where_memory_does_not_suffice_halves_train_at_once(stacked, monkeypatch
     found = trained(*replies(4, *orders))
     assert stacked == [2, 2]
     assert found.keys() == wanted.keys()
+
+
+class Ending(Apart):
+    """A client step that ends its process."""
+
+    def train(self, context):
+        raise SystemExit(7)
+
+
+def test_a_client_step_that_ends_the_process_ends_it():
+    with pytest.raises(SystemExit):
+        replies(2, *[work_order(device, local=Ending()) for device in range(2)])
 
 
 def test_auto_takes_turns_on_a_processor_and_fastest_takes_what_was_faster(stacked, monkeypatch):
