@@ -29,8 +29,8 @@ from wildflower.client_app.stack_checks import (
     are_constant,
     are_equal,
     check_modules,
-    check_parameters,
     check_shapes,
+    check_trainings,
     plain_attributes,
     takes_padding,
 )
@@ -142,13 +142,12 @@ class _Rows:
             check_shapes(tables, "the losses")
         self.tied = aliases(self.loss)
         places = {id(parameter): name for name, parameter in self.loss.named_parameters()}
-        parameters = [trained_parameters(fit.model) for fit in fits]
-        if hidden := [name for name, each in parameters[0].items() if id(each) not in places]:
+        parameters = trained_parameters(self.first.model)
+        if hidden := [name for name, each in parameters.items() if id(each) not in places]:
             raise InTurn(f"its loss has no parameter that is the model's {hidden[0]}")
-        check_modules(losses, [fit.model for fit in fits], "the losses")
-        check_parameters(parameters)
+        check_trainings(losses, [fit.model for fit in fits], self.first.training.layout)
         # As the model names them -> as the loss does.
-        self.names = {name: places[id(each)] for name, each in parameters[0].items()}
+        self.names = {name: places[id(each)] for name, each in parameters.items()}
         self.layers = RowLayers(self.loss, self.names) if by_layer else None
         frozen = {places[id(each)] for each in self.first.model.parameters() if not each.requires_grad}
         self.trained: dict[str, nn.Parameter] = {}
@@ -468,7 +467,8 @@ class _Noise(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, x: Tensor, p: float, rows: _Rows) -> tuple[Tensor, int]:
         noise = torch.zeros_like(x.movedim(in_dims[0], 0))  # a convolution puts the rows behind the examples
         for into, row, size in zip(noise, rows.computed, rows.sizes, strict=True):
-            into[:size].copy_(torch.empty_like(into[:size]).bernoulli_(1 - p, generator=rows.generators[row]))
+            part = into if rows.weights is None else into[:size]  # without weights any side may be the batch's
+            part.copy_(torch.empty_like(part).bernoulli_(1 - p, generator=rows.generators[row]))
         return noise.div_(1 - p), 0
 
 

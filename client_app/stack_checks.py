@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from wildflower.client_app.stack_operators import InTurn
 from wildflower.models.network import Network
+from wildflower.models.weights import trained_parameters
 from wildflower.tasks.task import Task
 
 PLAIN = (int, float, complex, str, type(None))
@@ -62,11 +63,21 @@ def plain_attributes(module: nn.Module) -> list[list[tuple[str, Any]]]:
     ]
 
 
-def check_parameters(tables: Sequence[Mapping[str, nn.Parameter]]) -> None:
-    """Raise InTurn where not all devices train the same, or a hook changes a gradient, which would not see the stack's.
+def check_trainings(losses: Sequence[nn.Module], models: Sequence[nn.Module], layout: str) -> None:
+    """Raise InTurn where one device's loss cannot stand for those of all.
 
-    tables: of each device the parameters that it trains.
+    Its modules must be alike, all must train the same parameters, and none may have a hook, which would not see the
+    stack's gradients.
+
+    Args:
+        losses: of the models, one for each device.
+        layout: of the images that they are trained on.
     """
+    check_modules(losses, models, "the losses")
+    # It draws in the order of memory, which a stack's convolutions do not keep.
+    if layout != "contiguous" and any(isinstance(part, nn.Dropout) for part in losses[0].modules()):
+        raise InTurn(f"dropout draws in the order of {layout} images")
+    tables = [trained_parameters(model) for model in models]
     if any(each.keys() != tables[0].keys() for each in tables):
         raise InTurn("devices train different parts of their models")
     for name, parameter in chain.from_iterable(each.items() for each in tables):

@@ -131,6 +131,25 @@ def test_dropout_in_place_changes_what_is_read_later():
     assert_alike(lambda: fits(InPlace))
 
 
+def test_dropout_where_the_batch_is_not_the_first_side():
+    class Columns(Layers):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def between(self, x):
+            return self.dropout(self.second(x).t()).t()
+
+    assert_alike(lambda: fits(Columns))
+
+
+def test_dropout_over_images_with_channels_last_is_no_stack():
+    training = TRAINING.model_copy(update={"layout": "channels-last"})
+    assert_no_stack(
+        "in the order of channels-last images", lambda: nn.Sequential(Layers(), nn.Dropout()), None, PureLoss, training
+    )
+
+
 def test_weight_norm():
     class Normed(Layers):
         def __init__(self):
