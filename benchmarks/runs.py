@@ -15,25 +15,6 @@ from wildflower.server_app.config import RunConfig
 from wildflower.strategies.submodel import SubModelMethod
 from wildflower.tasks.task import TaskSpec, load_task
 
-# What figures called scores that were recorded while accuracy was the only metric.
-EARLIER_NAMES = {
-    "accuracy": "score",
-    "accuracy_by_tier": "score_by_tier",
-    "accuracy_by_exit": "score_by_exit",
-    "personal_accuracy": "personal_score",
-    "personal_accuracy_by_tier": "personal_score_by_tier",
-    "final_accuracy": "final_score",
-    "best_accuracy": "best_score",
-}
-
-
-def todays_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Recorded figures with scores under today's names; what has them is left as it is."""
-    if "metric" in recorded or EARLIER_NAMES.keys().isdisjoint(recorded):
-        return dict(recorded)
-    renamed = {EARLIER_NAMES.get(key, key): value for key, value in recorded.items()}
-    return {"metric": "accuracy", "higher_is_better": True} | renamed
-
 
 def with_traffic(record: Mapping[str, Any]) -> dict[str, Any]:
     """A round or a summary with `bytes_down` and `bytes_up` as recorded figures have them.

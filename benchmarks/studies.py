@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of, todays_names
+from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
 from wildflower.launch.experiment_file import SettingsError, beside
 from wildflower.launch.forked_server import ONE_THREAD
@@ -53,45 +53,6 @@ COSTS = (
     ("training, MB", "device_memory_bytes", 1e6),
     ("device's s per round", "device_seconds", 1),
 )
-# Keys by the names that they had when figures were recorded.
-_OF_TABLES = (
-    *("dp.epsilon", "dp.noise-multiplier", "dp.clip", "dp.delta"),
-    *("public.task", "public.data-dir", "public.examples"),
-    *("personal.every", "personal.epochs"),
-    *("statistics.devices", "statistics.examples"),
-    "aggregation.trim",
-    *("initial.weights", "initial.names"),
-    *("strong.devices", "strong.share", "strong.test"),
-)
-EARLIER_NAMES = {key: key.replace(".", "-") for key in _OF_TABLES} | {
-    "dp.resume-copy": "resume-copy",
-    "checkpoints.resume-from": "resume-from",
-    "checkpoints.keep": "keep-checkpoints",
-    "secure-aggregation.minimum": "secure-minimum",
-    "personal.first-round": "personal-from",
-    "schedule.kind": "schedule",
-    "schedule.decay-rounds": "decay-rounds",
-    "schedule.decay-factor": "decay-factor",
-    "aggregation.rule": "aggregation",
-    "aggregation.over-selection": "over-selection",
-    "aggregation.norm-bound": "norm-bound",
-    "adam.betas": "betas",
-    "adam.fused": "fused-optimizer",
-    "compute.layout": "layout",
-    "budget.memory-fraction": "memory-fraction",
-    "budget.transfer-seconds": "transfer-seconds",
-    "budget.round-seconds": "round-seconds",
-    "fedadam.eta": "inclusivefl.eta",
-    "fedadam.tau": "inclusivefl.tau",
-}
-# Fleets and tasks that lie beside the studies, by the names under which digests have them: figures were recorded so.
-RECORDED_AS = {
-    "benchmarks/five-widths.toml": "five-widths",
-    "trec:TASK": "trec",
-    "questions:TASK": "trec",
-    "nero:TASK": "nero",
-    "transformers:AutoModel": "encoder",  # a family of its own then
-}
 Figures = dict[str, dict]  # of one method: seed -> figures
 
 
@@ -245,7 +206,6 @@ class Study:
     costs: whether what training costs a device has columns.
     places: what stands in settings for something that lies elsewhere on each machine -> what finds or makes it for a
         seed. The digest, and so what is recorded, has what stands for it.
-    recorded_as: settings that were called otherwise when figures were recorded -> what they were then.
     figures: what is kept of a finished run's folder. None of its keys is "settings", which holds the digest, or
         "layout".
     table: makes the results' table in Markdown. The fields from `target` to `costs` are for the default one.
@@ -260,7 +220,6 @@ class Study:
     part: str = ""
     costs: bool = False
     places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
-    recorded_as: Mapping[str, Sequence[str]] = field(default_factory=dict)
     figures: Callable[[Path], dict] = figures
     table: Callable[[Study, dict[str, Figures]], str] = table
 
@@ -285,19 +244,8 @@ class Study:
 
         Defaults are not in it, and of what comes with the project, such as a fleet that is set by its name, only names.
         """
-        experiment = tomllib.loads(self.experiment.read_text())
-        if experiment.get("deliver") == "largest":  # was the default when figures were recorded
-            del experiment["deliver"]
-        if experiment.get("data-dir") == "data/hapt":  # was found in a package when figures were recorded
-            del experiment["data-dir"]
-        for key in ("fleet", "task", "family"):
-            experiment |= {key: RECORDED_AS[experiment[key]]} if experiment.get(key) in RECORDED_AS else {}
-        settings: dict[str, Any] = {"": _as_recorded(experiment)}
-        for setting in (then for now in self.methods[method] for then in self.recorded_as.get(now, (now,))):
-            if setting == "distillation.steps=0":  # was the default when figures were recorded
-                continue
-            key, _, value = setting.partition("=")
-            key = EARLIER_NAMES.get(key, key)
+        settings: dict[str, Any] = {"": tomllib.loads(self.experiment.read_text())}
+        for key, _, value in (setting.partition("=") for setting in self.methods[method]):
             settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
         return digest_of(settings)
 
@@ -328,14 +276,10 @@ class Study:
         return settings
 
     def known(self) -> dict[str, Figures]:
-        """The figures in results.json that are of today's settings, under today's names: method -> seed -> figures."""
+        """The figures in results.json that are of today's settings: method -> seed -> figures."""
         written = json.loads(self.results.read_text())["results"] if self.results.exists() else {}
         return {
-            method: {
-                seed: todays_names(f)
-                for seed, f in written.get(method, {}).items()
-                if f["settings"] == self.digest(method)
-            }
+            method: {seed: f for seed, f in written.get(method, {}).items() if f["settings"] == self.digest(method)}
             for method in self.methods
         }
 
@@ -402,15 +346,3 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     with file_written_whole(study.results) as file:  # on a full disk the earlier figures stay
         file.write((json.dumps(content, indent=1) + "\n").encode())
     return write_between(study.experiment.parent / "README.md", study.name, study.table(study, results))
-
-
-def _as_recorded(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an experiment file's keys by their earlier names, which stood in no tables but those of methods."""
-    found: dict[str, Any] = {}
-    for key, value in experiment.items():
-        of_table = {f"{key}.{inner}": part for inner, part in value.items()} if isinstance(value, dict) else {}
-        if of_table.keys() & EARLIER_NAMES.keys():
-            found |= {EARLIER_NAMES.get(name, name): part for name, part in of_table.items()}
-        else:
-            found[EARLIER_NAMES.get(key, key)] = value
-    return found

@@ -24,17 +24,6 @@ OWNERS, STALE, AVERAGE = f"{CONTROLS}:Owners", f"{CONTROLS}:Stale", f"{CONTROLS}
 ALL = "hypemefed-controls.generate=all"
 CONTROL_OF_CHANGES = ["hypemefed-controls.guess=change", "hypemefed-controls.epochs=5"]
 CONTROL_OF_WEIGHTS = ["hypemefed-controls.guess=weight", "hypemefed-controls.epochs=25"]
-# What these settings were called when figures were recorded.
-RECORDED_AS = {
-    OWNERS: ("strategy=hypemefed", "hypemefed.fill=owners"),
-    STALE: ("strategy=hypemefed", "hypemefed.fill=stale"),
-    AVERAGE: ("strategy=hypemefed", "hypemefed.fill=ema"),
-    f"{CONTROLS}:DeepestExit": ("strategy=hypemefed", "hypemefed.exits=false"),
-    f"{CONTROLS}:DeepestExitOwners": ("strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"),
-    f"{CONTROLS}:SentBases": ("strategy=hypemefed", "hypemefed.sent-bases=true"),
-    f"{CONTROLS}:Shifted": ("strategy=hypemefed", "hypemefed.sent-bases=true", "hypemefed.shift=true"),
-    **{key: (key.replace("-controls", ""),) for key in (ALL, *CONTROL_OF_CHANGES, *CONTROL_OF_WEIGHTS)},
-}
 PRELIMINARY = {
     "all-large": ["strategy=fedavg", ONE_EXIT],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -153,7 +142,7 @@ def study(name: str, methods: dict[str, list[str]]) -> Study:
     """A study with the fleet of its name."""
     fleet = f"fleet={HERE / f'{name}-fleet.toml'}"
     named = {method.replace(" ", "-").replace(",", ""): [fleet, *sets] for method, sets in methods.items()}
-    whole = Study(HERE / f"{name}.toml", named, once=ONCE, part="hypernetworks", recorded_as=RECORDED_AS)
+    whole = Study(HERE / f"{name}.toml", named, once=ONCE, part="hypernetworks")
     return replace(whole, figures=with_errors, table=table_with_errors) if name == "ranks" else whole
 
 

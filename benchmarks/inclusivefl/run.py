@@ -74,20 +74,6 @@ NO_MOMENTUM = "inclusivefl.momentum=0"
 # Controls are plug-ins, which lie beside the experiments: inclusivefl_controls.py.
 CONTROLS = "strategy=inclusivefl_controls"
 OF_CONTROLS = ("inclusivefl-controls.server=mean", "inclusivefl-controls.momentum=0")
-# What these settings were called when figures were recorded.
-RECORDED_AS = {
-    f"family-arguments={MODEL}, depths = [2, 4, 6]": (),  # as in the experiment files
-    f"family-arguments={MODEL}, early_exits = true": ("family-arguments=depths = [2, 4, 6], early_exits = true",),
-    "learning-rates=exit1 = 10, exit2 = 10, classifier = 10": (
-        "learning-rates=exit2 = 10, exit4 = 10, classifier = 10",
-    ),
-    f"family-arguments={MODEL}": ("family-arguments=",),
-    f"{CONTROLS}:SharesAll": ("strategy=inclusivefl", "inclusivefl.share=all"),
-    f"{CONTROLS}:RatesByType": ("strategy=inclusivefl", "inclusivefl.rates=2.5, 1, 1"),
-    f"{CONTROLS}:ExclusiveAdam": ("strategy=fedadam", "fedadam.use=exclusive"),
-    f"{CONTROLS}:SmallestAdam": ("strategy=fedadam", "fedadam.use=all-small"),
-    **{setting: (setting.replace("-controls", ""),) for setting in OF_CONTROLS},
-}
 # HeteroFL cuts widths, to networks of as many parameters as those of two, four and six layers.
 WIDTHS = [f"family-arguments={MODEL}", "widths=0.58, 0.82, 1"]
 MEANS = {
@@ -251,7 +237,6 @@ STUDY = Study(
     },
     figures=figures,
     table=table,
-    recorded_as=RECORDED_AS,
 )
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ A silo is one annotator, with its own tags, and is scored on its own held-out se
 from pathlib import Path
 from statistics import mean, stdev
 
-from benchmarks.inclusivefl.run import DEPTHS, ENCODER, MODEL, RECORDED_AS, TIERS, WIDTHS
+from benchmarks.inclusivefl.run import DEPTHS, ENCODER, MODEL, TIERS, WIDTHS
 from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
@@ -88,7 +88,6 @@ STUDY = Study(
     places={ENCODER: lambda _: pretrained()},
     figures=figures,
     table=table,
-    recorded_as=RECORDED_AS | {TWO_LAYERS: ("family-arguments=depths = [2]",)},
 )
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python -m benchmarks.methods_that_win.run cnn3|resnet6|vit|bert|hapt|five-widths
 """
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.model_search.run import DISTILLED, SEARCH
@@ -178,16 +177,6 @@ SAME_MEMORY = [
     f"wildflower.shares={SHARES}",
     f"model-search.shares={SHARES}",
 ]
-# What these settings were called when figures were recorded.
-RECORDED_AS = {
-    ONE_MODEL: (
-        *("strategy=wildflower", "wildflower.momentum=0.5", "wildflower.levels=1", "wildflower.shares="),
-        "wildflower.masked-loss=false",
-    ),
-    "wildflower.momentum=0": (),  # was the default
-    NESTED[0]: ("strategy=model-search",),
-    **{setting: (setting.replace("nested-search.", "model-search."),) for setting in BALANCED_NESTED[1:]},
-}
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
@@ -249,17 +238,7 @@ def _with_shares(settings: list[str], shares: str) -> list[str]:
     return [*settings, f"nested-search.shares={(given or [shares])[0]}"]
 
 
-def recorded_as(methods: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
-    """Return what settings of rows were called when figures were recorded."""
-    shares = {one for settings in methods.values() for one in settings if one.startswith("nested-search.shares=")}
-    return RECORDED_AS | dict.fromkeys(shares, ())
-
-
-STUDIES = [
-    Study(HERE / f"{twin}.toml", methods, tiers=False, costs=True, recorded_as=recorded_as(methods))
-    for twin in TWINS
-    for methods in [methods_of(twin)]
-]
+STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True) for twin in TWINS]
 
 if __name__ == "__main__":
     main(STUDIES, __doc__ or "")

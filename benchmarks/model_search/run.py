@@ -11,7 +11,6 @@ import json
 import tomllib
 from pathlib import Path
 
-from benchmarks.runs import todays_names
 from benchmarks.studies import Study, accuracy, main
 from benchmarks.tables import markdown, write_between
 
@@ -102,7 +101,7 @@ def beside_the_paper() -> str:
     for method, papers in PAPER.items():
         rows.append([method])
         for paper, results in zip(papers, found, strict=True):
-            finals = [todays_names(figures)["final_score"] for figures in results.get(method, {}).values()]
+            finals = [figures["final_score"] for figures in results.get(method, {}).values()]
             rows[-1] += [f"{paper:.1f}", accuracy(finals) if finals else ""]
     return markdown(heads, rows)
 

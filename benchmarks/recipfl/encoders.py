@@ -26,22 +26,6 @@ EXITS = [
 ]
 # Of 0.001 and 0.003, and of local rates of 0.002 and 0.004, those that were better after three rounds of seed 0.
 ETA = "recipfl.eta=0.003"
-# The gradient is a mean by examples; and what these settings were called when figures were recorded.
-BY_EXAMPLES = (
-    *("strategy=recipfl_controls:ByExamples", "recipfl-controls.hypernetwork=published"),
-    "recipfl-controls.eta=0.003",
-)
-RECORDED_AS = {
-    DEPTHS: (),  # as in the experiment file
-    f"family-arguments={MODEL}, exits = ['encoder.layer.2']": (
-        "family-arguments=adapter = 32, depths = [3, 6], early_exits = true",
-    ),
-    "learning-rates=exit1 = 3, classifier = 3": ("learning-rates=exit3 = 3, classifier = 3",),
-    f"family-arguments={MODEL}": ("family-arguments=adapter = 32",),
-    BY_EXAMPLES[0]: ("strategy=recipfl", "recipfl.weighting=examples"),
-    BY_EXAMPLES[1]: ("recipfl.hypernetwork=published",),
-    BY_EXAMPLES[-1]: (ETA,),
-}
 METHODS = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
@@ -53,7 +37,11 @@ METHODS = {
     "inclusivefl": ["strategy=inclusivefl", "inclusivefl.server=mean", "both-models=true"],
     "recipfl": [*PUBLISHED, ETA],
     # By examples, as in the other methods: all devices take as many steps, and the strong one has half of the data.
-    "recipfl-examples": list(BY_EXAMPLES),
+    "recipfl-examples": [
+        "strategy=recipfl_controls:ByExamples",
+        "recipfl-controls.hypernetwork=published",
+        "recipfl-controls.eta=0.003",
+    ],
     "recipfl-no-transfer": [*NO_TRANSFER, ETA],
 }
 
@@ -70,7 +58,6 @@ STUDY = Study(
         for method, sets in METHODS.items()
     },
     general=False,
-    recorded_as=RECORDED_AS,
     places={ENCODER: lambda _: minilm.pretrained()},
 )
 

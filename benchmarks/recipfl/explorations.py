@@ -7,7 +7,7 @@ python -m benchmarks.recipfl.explorations [--jobs 2] [--methods NAME ...]
 
 from pathlib import Path
 
-from benchmarks.recipfl.run import METHODS, RECORDED_AS
+from benchmarks.recipfl.run import METHODS
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -35,7 +35,6 @@ STUDY = Study(
     {f"{place}-{method}": [*sets, *METHODS[method]] for place, sets in EXPLORED.items() for method in COMPARED},
     once=tuple(EXPLORED),
     general=False,
-    recorded_as=RECORDED_AS,
 )
 
 if __name__ == "__main__":

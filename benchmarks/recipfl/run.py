@@ -24,27 +24,13 @@ EXITS, NARROW = "family-arguments=exits = [1, 2]", "family-arguments=conv_channe
 PUBLISHED = ["strategy=recipfl", "recipfl.hypernetwork=published"]
 # The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
 FIRST_UPLOAD = "strategy=recipfl_controls:FirstUpload"
-OF_CONTROLS = {
-    name: f"recipfl-controls.{name}"
-    for name in (
-        *("hypernetwork=published", "tile=0", "tile=64", "transfer=both", "divergence=teacher || student"),
-        *("feature-weight=0.1", "feature-weight=0"),
-    )
-}
 # What strong devices learn from their larger model is changed by a control.
-ABLATED = ["strategy=recipfl_controls:Ablated", OF_CONTROLS["hypernetwork=published"]]
+ABLATED = ["strategy=recipfl_controls:Ablated", "recipfl-controls.hypernetwork=published"]
 NO_TRANSFER = [*PUBLISHED, "recipfl.transfer=both"]
-REVERSED = [*ABLATED, OF_CONTROLS["divergence=teacher || student"]]
-RECIPFL = [FIRST_UPLOAD, OF_CONTROLS["hypernetwork=published"]]
-WHOLE = OF_CONTROLS["tile=0"]
+REVERSED = [*ABLATED, "recipfl-controls.divergence=teacher || student"]
+RECIPFL = [FIRST_UPLOAD, "recipfl-controls.hypernetwork=published"]
+WHOLE = "recipfl-controls.tile=0"
 LARGE_ONLY = "strategy=recipfl_controls:LargeOnly"
-# What these settings were called when figures were recorded.
-RECORDED_AS = {
-    ABLATED[0]: ("strategy=recipfl",),
-    FIRST_UPLOAD: ("strategy=recipfl", "recipfl.class-counts=first-upload"),
-    LARGE_ONLY: ("strategy=recipfl", "recipfl.class-counts=first-upload", "recipfl.transfer=none"),
-    **{setting: (f"recipfl.{name}",) for name, setting in OF_CONTROLS.items()},
-}
 METHODS = {
     "all-small": ["strategy=fedavg", "family=lenet5", SMALL, "widths=1"],
     # A federation of the large model and one of the small model.
@@ -66,11 +52,11 @@ METHODS = {
     # The hypernetwork that section 3.2 prints, which is the default.
     "recipfl-printed": [FIRST_UPLOAD],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.
-    "recipfl-no-transfer": [*RECIPFL, WHOLE, OF_CONTROLS["transfer=both"]],
+    "recipfl-no-transfer": [*RECIPFL, WHOLE, "recipfl-controls.transfer=both"],
     # The last term of Eq. 9 in the direction of the published code.
-    "recipfl-divergence": [*RECIPFL, WHOLE, OF_CONTROLS["divergence=teacher || student"]],
-    "recipfl-large-only": [LARGE_ONLY, OF_CONTROLS["hypernetwork=published"], WHOLE],
-    "recipfl-tiled": [*RECIPFL, OF_CONTROLS["tile=64"]],
+    "recipfl-divergence": [*RECIPFL, WHOLE, "recipfl-controls.divergence=teacher || student"],
+    "recipfl-large-only": [LARGE_ONLY, "recipfl-controls.hypernetwork=published", WHOLE],
+    "recipfl-tiled": [*RECIPFL, "recipfl-controls.tile=64"],
 }
 
 STUDY = Study(
@@ -78,7 +64,6 @@ STUDY = Study(
     {method: [f"fleet={HERE / 'fleet.toml'}", *sets] for method, sets in METHODS.items()},
     once=("recipfl-large-only",),
     general=False,
-    recorded_as=RECORDED_AS,
 )
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ python -m benchmarks.recipfl.transfer [--jobs 2] [--seeds 1 2 3] [--methods NAME
 
 from pathlib import Path
 
-from benchmarks.recipfl.run import ABLATED, NO_TRANSFER, OF_CONTROLS, PUBLISHED, RECORDED_AS, REVERSED
+from benchmarks.recipfl.run import ABLATED, NO_TRANSFER, PUBLISHED, REVERSED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -18,8 +18,8 @@ METHODS = {
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
     "exclusive-both": ["strategy=fedavg", "fedavg.use=affordable", "both-models=true"],
     "recipfl": PUBLISHED,
-    "recipfl-weight-0.1": [*ABLATED, OF_CONTROLS["feature-weight=0.1"]],
-    "recipfl-weight-0": [*ABLATED, OF_CONTROLS["feature-weight=0"]],
+    "recipfl-weight-0.1": [*ABLATED, "recipfl-controls.feature-weight=0.1"],
+    "recipfl-weight-0": [*ABLATED, "recipfl-controls.feature-weight=0"],
     # The last term of Eq. 9 in the direction of the published code.
     "recipfl-divergence": REVERSED,
     # The paper's ablation, as the published code runs it: the strong device trains both models, from labels alone.
@@ -35,7 +35,6 @@ STUDY = Study(
     HERE / "transfer.toml",
     {method: [f"fleet={HERE / 'transfer-fleet.toml'}", *sets] for method, sets in (METHODS | RATED).items()},
     general=False,
-    recorded_as=RECORDED_AS,
 )
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from benchmarks.any_model import mobilenet
 from benchmarks.asynchronous import run as asynchronous
 from benchmarks.fashion_mnist import run as fashion_mnist
 from benchmarks.hypemefed import run as hypemefed
@@ -42,7 +43,7 @@ STUDIES = [
         asynchronous.STUDY,
     ),
 ]
-RECORDED = [study for study in STUDIES if study.results.exists()]
+RECORDED = [study for study in (*STUDIES, mobilenet.STUDY) if study.results.exists()]
 # The exit that a device of each group of the fleet can train up to.
 EXITS = {
     "preliminary": {"small": 1, "medium": 2, "large": 3},

@@ -197,14 +197,6 @@ def test_of_several_studies_the_command_names_one(tmp_path, runs, monkeypatch):
     assert not one.results.exists()
 
 
-def test_figures_of_earlier_versions_with_accuracies_are_read(tmp_path):
-    study = study_in(tmp_path, TWO)
-    recorded = {"final_accuracy": 0.25, "accuracy_by_tier": {"small": 0.5}, "settings": study.digest("a")}
-    study.results.write_text(json.dumps({"results": {"a": {"1": recorded}}}))
-    found = study.known()["a"]["1"]
-    assert (found["final_score"], found["score_by_tier"]) == (0.25, {"small": 0.5})
-
-
 def figure(curve, **values):
     """Figures of one run that is scored in the rounds of `curve`, an hour each."""
     return {
