@@ -230,10 +230,10 @@ class ElasticSpace:
         return self.architecture(self.draw(rng))
 
 
-def divisible(channels: float, divisor: int = 8) -> int:
-    """Round channels to a multiple of `divisor`, to the next one where 10 % would be lost.
+def divisible(channels: float) -> int:
+    """Round channels to a multiple of 8, to the next one where 10 % would be lost.
 
     Source: the code of MobileNetV2 (Sandler et al. 2018), which MobileNetV3 and once-for-all share.
     """
-    found = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return found + divisor if found < 0.9 * channels else found
+    found = max(8, int(channels + 4) // 8 * 8)
+    return found + 8 if found < 0.9 * channels else found

@@ -113,7 +113,6 @@ def line_chart(
     y_format: Format = plain,
     x_format: Format = plain,
     from_zero: bool = False,
-    note: str = "",
     cut: bool = False,
 ) -> Chart:
     """Return a chart with a line per entry of `lines` that has points, and a text on every point.
@@ -148,12 +147,8 @@ def line_chart(
         )
     top, beyond = _cut(drawn) if cut else (0.0, [])
     ys = [y for line in drawn for _, y in line.points()]
-    if beyond:
-        notes = [
-            note,
-            f"Beyond the chart: {', '.join(f'{line.name}, up to {y_format(high)}' for line, high in beyond)}.",
-        ]
-        note = " ".join(filter(None, notes))
+    told = ", ".join(f"{line.name}, up to {y_format(high)}" for line, high in beyond)
+    note = f"Beyond the chart: {told}." if beyond else ""
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": x_label}, **TICKS[x_format], **_whole(traces)},
         "yaxis": {"rangemode": "tozero" if from_zero else "normal", **TICKS[y_format]},

@@ -74,20 +74,20 @@ SENTENCES = Kind(_sentences, "bert-tiny", fixed=True)
 TAGGED = Kind(_tagged, "bert-tiny", fixed=True)
 
 
-def seen(images: Tensor, side: int) -> Tensor:
-    """Return gray images as colored ones of another size."""
-    return F.interpolate(images.expand(-1, 3, -1, -1), (side, side))
+def seen(images: Tensor) -> Tensor:
+    """Return gray images as colored ones of 32 x 32."""
+    return F.interpolate(images.expand(-1, 3, -1, -1), (32, 32))
 
 
 class OnGray(nn.Module):
     """A network for colored images that gets gray ones, larger than they are."""
 
-    def __init__(self, network: nn.Module, side: int = 32) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self.side = network, side
+        self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.network(seen(images, self.side))
+        found = self.network(seen(images))
         answer: Tensor = getattr(found, "logits", found)
         return answer
 
@@ -175,10 +175,10 @@ def hf_vit(classes: int) -> nn.Module:
 class Rows(nn.Module):
     """An LSTM that reads an image row by row."""
 
-    def __init__(self, classes: int, hidden: int = 24) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(8, hidden, num_layers=2, batch_first=True)
-        self.head = nn.Linear(hidden, classes)
+        self.lstm = nn.LSTM(8, 24, num_layers=2, batch_first=True)
+        self.head = nn.Linear(24, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         out, _ = self.lstm(images.squeeze(1))
@@ -200,11 +200,11 @@ def _double(inputs: int, outputs: int) -> nn.Sequential:
 class UNet(nn.Module):
     """Down and up again, with what was seen on the way down beside; the answer is the mean over positions."""
 
-    def __init__(self, classes: int, width: int = 8) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList([_double(1, width), _double(width, 2 * width), _double(2 * width, 4 * width)])
-        self.up = nn.ModuleList([_double(6 * width, 2 * width), _double(3 * width, width)])
-        self.head = nn.Conv2d(width, classes, 1)
+        self.down = nn.ModuleList([_double(1, 8), _double(8, 16), _double(16, 32)])
+        self.up = nn.ModuleList([_double(48, 16), _double(24, 8)])
+        self.head = nn.Conv2d(8, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         beside = []
@@ -232,7 +232,7 @@ def mobilenet_v2_on_gray(classes: int) -> nn.Module:
 
     class Gray(_torchvision().MobileNetV2):  # type: ignore[misc]
         def forward(self, images: Tensor) -> Tensor:
-            answer: Tensor = super().forward(seen(images, 32))
+            answer: Tensor = super().forward(seen(images))
             return answer
 
     return Gray(num_classes=classes)

@@ -33,9 +33,9 @@ def test_what_is_not_a_number_is_left_out():
 
 def test_a_line_far_beyond_the_others_does_not_flatten_them():
     lines = [Line("a", [1, 2], [0.8, 0.9]), Line("b", [1, 2], [0.7, 1.0]), Line("c", [1, 2], [60.0, 50.0])]
-    chart = checked(line_chart("t", lines, x_label="round", y_format=percent, note="As shares.", cut=True))
+    chart = checked(line_chart("t", lines, x_label="round", y_format=percent, cut=True))
     assert chart.layout["yaxis"]["range"] == [0.0, pytest.approx(1.1)]
-    assert chart.note == "As shares. Beyond the chart: c, up to 6000 %."
+    assert chart.note == "Beyond the chart: c, up to 6000 %."
     assert "range" not in line_chart("t", lines[:2], x_label="round", cut=True).layout["yaxis"]
     assert "range" not in line_chart("t", lines, x_label="round").layout["yaxis"]
 
