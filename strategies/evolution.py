@@ -9,40 +9,27 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from wildflower.devices.budget import Budget
 from wildflower.models.architecture import Architecture
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.frontier import Prices
 from wildflower.models.space import Space
-from wildflower.strategies.params import Count, CountOrZero, Params
 
 Picks = tuple[int, ...]
 Score = Callable[[Sequence[Picks]], Sequence[float]]
 """Of several sub-networks how good they are: larger is better, and none is NaN."""
 
-ATTEMPTS = 10
-"""Draws of a child until one fits and is new."""
-EXCHANGES = 1000
-"""Changes of two decisions at once that are looked at in one step, where no change of one helps."""
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class EvolutionParams(Params):
-    """Settings of the evolutionary search. All but the generations are those of once-for-all's code, which has 500."""
-
-    population: Count = Field(100, description="Sub-networks of each generation")
-    generations: CountOrZero = Field(30, description="Generations of the search behind the random first one")
-    parents: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.25, description="Share of a generation that stays and has children: those that score best"
-    )
-    mutated: Share = Field(0.5, description="Share of the children that are mutations of one parent, not crossings")
-    mutation: Share = Field(0.1, description="Probability with which a mutation draws a decision anew")
+# All but the generations, of which it has 500, is as in once-for-all's code.
+POPULATION = 100  # sub-networks of each generation
+GENERATIONS = 30  # behind the random first one
+PARENTS = 0.25  # of a generation stay and have children: those that score best
+MUTATED = 0.5  # of the children are mutations of one parent, not crossings
+MUTATION = 0.1  # the probability with which a mutation draws a decision anew
+ATTEMPTS = 10  # draws of a child until one fits and is new
+EXCHANGES = 1000  # changes of two decisions at once that are looked at in one step, where no change of one helps
 
 
 def evolve(
@@ -50,7 +37,8 @@ def evolve(
     score: Score,
     excess: Callable[[Picks], float],
     rng: np.random.Generator,
-    params: EvolutionParams | None = None,
+    population: int = POPULATION,
+    generations: int = GENERATIONS,
 ) -> Picks | None:
     """Return the picks of the best sub-network that was found; None where nothing that fits was found.
 
@@ -69,9 +57,8 @@ def evolve(
         excess: by how much a sub-network is over the limits, such as the share of a budget that it lacks; it fits where
             this is 0 or less.
         rng: all chance.
-        params: sizes of the search.
+        population, generations: how much is searched.
     """
-    params = params or EvolutionParams()
     scores: dict[Picks, float] = {}
     known: dict[Picks, float] = {}
 
@@ -103,17 +90,16 @@ def evolve(
                 return picks
         return _shrunk(space, picks, fits, rng) or start
 
-    generation = [start, *(fitting(lambda: space.draw(rng)) for _ in range(params.population - 1))]
+    generation = [start, *(fitting(lambda: space.draw(rng)) for _ in range(population - 1))]
     judge(generation)
-    parents_count = max(1, round(params.parents * params.population))
-    for _ in range(params.generations):
-        parents = best(generation, parents_count)
+    for _ in range(generations):
+        parents = best(generation, max(1, round(PARENTS * population)))
         children = []
-        mutations = round(params.mutated * (params.population - len(parents)))
-        for number in range(params.population - len(parents)):
+        mutations = round(MUTATED * (population - len(parents)))
+        for number in range(population - len(parents)):
             first, second = (parents[int(rng.integers(len(parents)))] for _ in range(2))
             if number < mutations:
-                children.append(fitting(partial(_mutation, space, first, params.mutation, rng)))
+                children.append(fitting(partial(_mutation, space, first, rng)))
             else:
                 children.append(fitting(partial(_crossing, first, second, rng)))
         judge(children)
@@ -132,8 +118,8 @@ def evolve(
         found = better
 
 
-def _mutation(space: Space | ElasticSpace, picks: Picks, probability: float, rng: np.random.Generator) -> list[int]:
-    anew = rng.random(len(picks)) < probability
+def _mutation(space: Space | ElasticSpace, picks: Picks, rng: np.random.Generator) -> list[int]:
+    anew = rng.random(len(picks)) < MUTATION
     return [
         int(rng.integers(len(options))) if drawn else pick
         for pick, options, drawn in zip(picks, space.options, anew, strict=True)
@@ -186,10 +172,11 @@ def _shrunk(
 
 def _neighbors(space: Space | ElasticSpace, picks: Picks) -> list[Picks]:
     """All architectures that differ in one decision."""
-    found = set()
-    for decision, options in enumerate(space.options):
-        for pick in range(len(options)):
-            found.add(space.canonical((*picks[:decision], pick, *picks[decision + 1 :])))
+    found = {
+        space.canonical((*picks[:decision], pick, *picks[decision + 1 :]))
+        for decision, options in enumerate(space.options)
+        for pick in range(len(options))
+    }
     return sorted(found - {picks})
 
 
@@ -221,7 +208,7 @@ class EvolutionSearch:
         optimizer: A name of `wildflower.models.cost.OPTIMIZERS`.
         score: How good sub-networks are, such as `wildflower.strategies.predictor.Predictor.score`; None: their number
             of multiplications, the objective of a search without anything learned.
-        params: Of the evolution.
+        population, generations: As of `evolve`.
     """
 
     def __init__(
@@ -230,12 +217,13 @@ class EvolutionSearch:
         batch_size: int,
         optimizer: str,
         score: Score | None = None,
-        params: EvolutionParams | None = None,
+        population: int = POPULATION,
+        generations: int = GENERATIONS,
     ) -> None:
         self.space = space
         self.prices = Prices(space, batch_size=batch_size, optimizer=optimizer)
         self.score = score or (lambda found: [float(self.prices.macs(picks)) for picks in found])
-        self.params = params or EvolutionParams()
+        self.population, self.generations = population, generations
 
     def excess(self, picks: Picks, budget: Budget, max_macs: int | None = None) -> float:
         """By which share a sub-network is over what it exceeds most, or else 0.
@@ -254,5 +242,6 @@ class EvolutionSearch:
 
     def find(self, budget: Budget, rng: np.random.Generator, max_macs: int | None = None) -> Architecture | None:
         """Return the best sub-network that was found; None: nothing that fits was found."""
-        picks = evolve(self.space, self.score, lambda p: self.excess(p, budget, max_macs), rng, self.params)
+        excess = partial(self.excess, budget=budget, max_macs=max_macs)
+        picks = evolve(self.space, self.score, excess, rng, self.population, self.generations)
         return None if picks is None else self.space.architecture(picks)

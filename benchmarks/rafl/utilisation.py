@@ -31,7 +31,7 @@ from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.space import Space
-from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch
+from wildflower.strategies.evolution import EvolutionSearch
 from wildflower.strategies.rafl import RaFLParams
 from wildflower.strategies.search import ExactSearch
 
@@ -40,11 +40,11 @@ RESOURCES = {"memory": "peak_training_memory_bytes", "payload": "payload_bytes"}
 PAPER = {"ofa-resnet50": "91 to 93 %", "mobilenet-v2": "99 % (1.15 of 1.2: 96 %)", "mobilenet-v3": "91 %"}
 
 
-def measure(name: str, *, shape: tuple[int, ...], devices: int, seed: int, params: EvolutionParams) -> dict[str, Any]:
+def measure(name: str, *, side: int, devices: int, seed: int, population: int, generations: int) -> dict[str, Any]:
     """Search for every device, and return the figures of one row."""
-    family = make_family({"name": name, "input_shape": list(shape), "halvings": 5})
+    family = make_family({"name": name, "input_shape": [3, side, side], "halvings": 5})
     space = ElasticSpace.of(family)
-    search = EvolutionSearch(space, batch_size=32, optimizer="sgd", params=params)
+    search = EvolutionSearch(space, batch_size=32, optimizer="sgd", population=population, generations=generations)
     least = search.prices.macs(space.smallest_picks())
     most = search.prices.macs([len(options) - 1 for options in space.options])
     budgets = np.random.default_rng([seed, 1]).integers(least, most + 1, devices)
@@ -61,11 +61,11 @@ def measure(name: str, *, shape: tuple[int, ...], devices: int, seed: int, param
     shares = np.array(used) / budgets
     return {
         "family": name,
-        "input_shape": list(shape),
+        "input_shape": [3, side, side],
         "devices": devices,
         "seed": seed,
-        "population": params.population,
-        "generations": params.generations,
+        "population": population,
+        "generations": generations,
         "smallest_macs": least,
         "largest_macs": most,
         "budgets_macs": int(budgets.sum()),
@@ -158,14 +158,13 @@ def main() -> None:
     parser.add_argument("--own", action="store_true", help="RaFL's exact search under memory and payload")
     parser.add_argument("--output", type=Path, help="JSON file of the figures")
     given = parser.parse_args()
-    params = EvolutionParams(population=given.population, generations=given.generations)
     rows = []
     for resource in RESOURCES if given.own else ():
         rows.append(measure_own(resource, devices=given.devices, seed=given.seed))
         print(table_own(rows), flush=True)
     for name in () if given.own else FAMILIES:
-        shape = (3, given.side, given.side)
-        rows.append(measure(name, shape=shape, devices=given.devices, seed=given.seed, params=params))
+        sizes = {key: getattr(given, key) for key in ("side", "devices", "seed", "population", "generations")}
+        rows.append(measure(name, **sizes))
         print(table(rows), flush=True)
     if given.output:
         given.output.write_text(json.dumps(rows, indent=1) + "\n")

@@ -10,7 +10,6 @@ from tests.models.test_once_for_all import FAMILY, published
 from wildflower.models.cost import cost
 from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
-from wildflower.strategies.evolution import EvolutionParams
 
 torch.set_num_threads(1)
 
@@ -27,8 +26,7 @@ def test_the_verbs_and_the_search():
     family, network = names["family"], names["network"]
     assert sum(p.numel() for p in network.parameters()) < 7_000_000
     # Few generations: the page's search takes some seconds.
-    names["few"] = EvolutionParams(population=10, generations=2)
-    exec(search.replace('optimizer="sgd")', 'optimizer="sgd", params=few)'), names)
+    exec(search.replace('optimizer="sgd")', 'optimizer="sgd", population=10, generations=2)'), names)
     found = names["found"]
     price = cost(family, found, batch_size=32, optimizer="sgd")
     assert price.peak_training_memory_bytes <= 600_000_000

@@ -10,7 +10,7 @@ from wildflower.models.elastic import ElasticSpace
 from wildflower.models.family import make_family
 from wildflower.models.frontier import Prices
 from wildflower.models.space import Space
-from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch, evolve
+from wildflower.strategies.evolution import EvolutionSearch, evolve
 from wildflower.strategies.search import ExactSearch, PoolSearch
 
 V3 = make_family(
@@ -56,7 +56,7 @@ def test_the_optimum_is_found_under_nearly_all_budgets():
     least, most = min(macs for macs, _ in table), max(macs for macs, _ in table)
     memory = [bytes_ for _, bytes_ in table]
     rng = np.random.default_rng(1)
-    search = EvolutionSearch(TINY, 4, "sgd", params=EvolutionParams(population=40, generations=12))
+    search = EvolutionSearch(TINY, 4, "sgd", population=40, generations=12)
     right = 0
     for number in range(40):
         budget = Budget(int(rng.integers(min(memory), max(memory) + 1)))
@@ -87,8 +87,7 @@ def test_the_same_seed_finds_the_same():
 
     def once(seed):
         rng = np.random.default_rng(seed)
-        params = EvolutionParams(population=10, generations=2)
-        return evolve(TINY, macs_of(prices), lambda p: prices.macs(p) - limit, rng, params)
+        return evolve(TINY, macs_of(prices), lambda p: prices.macs(p) - limit, rng, 10, 2)
 
     assert once(5) == once(5)
 
@@ -102,7 +101,7 @@ def test_where_nothing_fits_nothing_is_found():
 
 
 def test_everything_fits_without_limits():
-    search = EvolutionSearch(TINY, 4, "sgd", params=EvolutionParams(population=20, generations=3))
+    search = EvolutionSearch(TINY, 4, "sgd", population=20, generations=3)
     assert search.find(Budget(10**12), np.random.default_rng(0)) == TINY.largest()
 
 
@@ -131,7 +130,8 @@ def test_spaces_of_shares_are_searched_as_well():
         64,
         "sgd",
         score=lambda found: [prices.total(picks).parameters for picks in found],
-        params=EvolutionParams(population=40, generations=20),
+        population=40,
+        generations=20,
     )
     found = cost(family, search.find(budget, np.random.default_rng(0)), batch_size=64, optimizer="sgd")
     assert found.peak_training_memory_bytes <= budget.memory_bytes
@@ -161,8 +161,10 @@ def test_exact_and_pool_search_take_elastic_spaces():
 
 def test_what_is_found_is_in_time():
     """Of all sub-networks that can be trained and sent in a round's time, one of the most multiplications."""
-    params = EvolutionParams(population=40, generations=12)
-    search, prices = EvolutionSearch(TINY, 4, "sgd", params=params), Prices(TINY, batch_size=4, optimizer="sgd")
+    search, prices = (
+        EvolutionSearch(TINY, 4, "sgd", population=40, generations=12),
+        Prices(TINY, batch_size=4, optimizer="sgd"),
+    )
     for seconds_per_byte, seconds_per_flop in ((1e-6, 0.0), (0.0, 1e-7), (1e-6, 1e-7)):
         free = Budget(10**12, seconds_per_byte_down=seconds_per_byte, seconds_per_flop=seconds_per_flop)
         needs = {}
