@@ -19,7 +19,6 @@ from tests.server_app import fake_runs
 from tests.small_run import connected_grid, small_config
 from wildflower.client_app import delivered
 from wildflower.client_app.delivered import CURRENT, PREVIOUS, ModelFolderError, roll_back, use, version_of
-from wildflower.launch.experiment_file import write_toml
 from wildflower.messages.delivery import Delivery
 from wildflower.messages.programs import Facts
 from wildflower.server_app import deliveries
@@ -304,25 +303,19 @@ def test_without_a_model_there_is_nothing_to_go_back_to(tmp_path):
 
 @pytest.mark.thorough
 def test_the_command_brings_models_to_nodes(tmp_path):
-    """A SuperLink and two nodes as processes, each with its worker; the run has ended before."""
-    experiment = tmp_path / "experiment.toml"
-    keys = HARDWARE | {"task": "digits", "family": "lenet5", "rounds": 1, "local-steps": 2}
-    keys |= {"output-dir": str(tmp_path), "run-name": "one"}
-    experiment.write_text(write_toml(keys))
+    """A SuperLink and two nodes as processes, each with its worker; the run has ended before, on others."""
+    run_dir = run(connected_grid(2, tmp_path / "before"), small_config(tmp_path, **HARDWARE))
     deployment = Deployment(tmp_path / "flower")
     try:
         deployment.start_superlink()
         for device in range(2):
             deployment.start_node(device, 2)
-        first = deployment.run(str(experiment))
-        output, _ = first.communicate()
-        assert first.returncode == 0, output
-        command = [sys.executable, "-m", "wildflower", "deliver", str(tmp_path / "one"), *deployment.connection]
+        command = [sys.executable, "-m", "wildflower", "deliver", str(run_dir), *deployment.connection]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     finally:
         deployment.close()
     assert done.returncode == 0, done.stdout + done.stderr
-    [version] = {answer.version for answer in read_delivered(tmp_path / "one").values()}
+    [version] = {answer.version for answer in read_delivered(run_dir).values()}
     for device in range(2):
         place = tmp_path / "flower" / f"node-{device}" / "model"
         assert version_of(place / CURRENT) == version
