@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
     return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+def median_and_range(values: Sequence[float]) -> str:
+    """The median of figures, the least and the most."""
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def write_between(file: Path, name: str, text: str) -> str:

@@ -19,7 +19,6 @@ import ctypes
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.machine import cpu_model
 from wildflower.models.allocator import return_freed_memory
 from wildflower.models.architecture import Architecture
 from wildflower.models.block_family import BlockFamily
@@ -144,13 +144,6 @@ def cases() -> list[dict]:
                 for batch_size in batch_sizes
             ]
     return found
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def run_case(case: dict, *, default_allocator: bool) -> dict:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.memory.measure import cpu_model
+from benchmarks.machine import cpu_model
 from wildflower.models.cost import cost
 from wildflower.models.family import make_family
 

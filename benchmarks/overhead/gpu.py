@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.overhead.run import cpu_model
+from benchmarks.machine import cpu_model
 from benchmarks.random_images import write_copy
 from benchmarks.runs import rounds_of
 from benchmarks.tables import markdown, write_between

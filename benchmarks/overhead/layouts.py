@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.overhead.run import cpu_model
+from benchmarks.machine import cpu_model
 from benchmarks.tables import markdown, write_between
 from wildflower.client_app.sgd import Sgd
 from wildflower.models.family import FAMILIES

@@ -28,9 +28,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import cpu_model
 from benchmarks.overhead.measure import measure
 from benchmarks.random_images import write_copy
-from benchmarks.tables import write_between
+from benchmarks.tables import markdown, median_and_range, write_between
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
@@ -139,44 +140,28 @@ def write(found: list[dict[str, Any]], pfl_python: str) -> None:
         "torch beside pfl": pfl[1],
     }
     RESULTS.write_text(json.dumps({"machine": machine, "rounds": ROUNDS, "turns": found}, indent=1) + "\n")
-    rows = [
-        "| | CPU s per round | against the bare loop | wall s per round "
-        "| start-up and end, CPU s | start-up and end, wall s | peak memory, MB |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    heads = ["", "CPU s per round", "against the bare loop", "wall s per round"]
+    heads += ["start-up and end, CPU s", "start-up and end, wall s", "peak memory, MB"]
+    rows = []
     by_name: dict[str, list[dict[str, Any]]] = {}
     for turn in found:
         by_name.setdefault(turn["contestant"], []).append(turn)
     bare = {t["repetition"]: per_round(t, CPU) for t in by_name.get("bare PyTorch loop", [])}
     for name, mine in by_name.items():
         ratios = [per_round(t, CPU) / bare[t["repetition"]] for t in mine if t["repetition"] in bare]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
-
-        def middle(values: list[float]) -> str:
-            return f"{statistics.median(values):.2f}"
-
-        rows.append(
-            f"| {name} | {middle([per_round(t, CPU) for t in mine])} | {ratio} "
-            f"| {middle([per_round(t, WALL) for t in mine])} "
-            f"| {middle([start_up(t, CPU) for t in mine])} "
-            f"| {middle([start_up(t, WALL) for t in mine])} "
-            f"| {statistics.median([t['peak_pss_bytes'] for t in mine]) / 1e6:.0f} |"
+        cpu, wall, start_cpu, start_wall = (
+            f"{statistics.median(seconds(turn, what) for turn in mine):.2f}"
+            for seconds in (per_round, start_up)
+            for what in (CPU, WALL)
         )
+        peak = f"{statistics.median(turn['peak_pss_bytes'] for turn in mine) / 1e6:.0f}"
+        rows.append([name, cpu, median_and_range(ratios) if ratios else "", wall, start_cpu, start_wall, peak])
     loads = [t["load_average"] for t in found]
     counts = [len(mine) for mine in by_name.values()]
-    rows += [
-        "",
-        f"Medians of {min(counts)} to {max(counts)} turns; {machine['cores']} cores of {machine['cpu']}, "
-        + ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "flwr", "ray", "pfl"))
-        + f"; load average before a turn {min(loads):.1f} to {max(loads):.1f}.",
-    ]
-    write_between(TABLE, "table", "\n".join(rows))
-
-
-def cpu_model() -> str:
-    """The CPU's name as the kernel tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    how = f"Medians of {min(counts)} to {max(counts)} turns; {machine['cores']} cores of {machine['cpu']}, "
+    how += ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "flwr", "ray", "pfl"))
+    how += f"; load average before a turn {min(loads):.1f} to {max(loads):.1f}."
+    write_between(TABLE, "table", f"{markdown(heads, rows)}\n\n{how}")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import cpu_model
 from benchmarks.overhead.measure import measure
-from benchmarks.overhead.run import CPU, HERE, WALL, cpu_model, environment, per_round
-from benchmarks.tables import write_between
+from benchmarks.overhead.run import CPU, HERE, WALL, environment, per_round
+from benchmarks.tables import markdown, median_and_range, write_between
 
 RESULTS, TABLE = HERE / "side_by_side.json", HERE / "README.md"
 FLEET = HERE.parents[1] / "wildflower" / "devices" / "fleets" / "digits-demo.toml"
@@ -82,23 +83,19 @@ def turns(repetitions: int) -> None:
 
 def write(found: list[dict[str, Any]]) -> None:
     """The table in README.md."""
-    rows = ["| | `side-by-side` | CPU s per round | of `off` | rounds per minute |", "|---|---|---|---|---|"]
+    rows = []
     by_way: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for turn in found:
         by_way[turn["workload"], turn["way"]].append(turn)
     for (workload, way), mine in by_way.items():
         cpu, wall = ([per_round(turn, what) for turn in mine] for what in (CPU, WALL))
         of_off = [a / per_round(b, CPU) for a, b in zip(cpu, by_way[workload, "off"], strict=False)]
-        ratios = f"{statistics.median(of_off):.2f} ({min(of_off):.2f} to {max(of_off):.2f})"
-        rows.append(
-            f"| {workload} | `{way}` | {statistics.median(cpu):.2f} | {ratios} | {60 / statistics.median(wall):.1f} |"
-        )
+        seconds, rate = f"{statistics.median(cpu):.2f}", f"{60 / statistics.median(wall):.1f}"
+        rows.append([workload, f"`{way}`", seconds, median_and_range(of_off), rate])
     loads = [turn["load_average"] for turn in found]
-    rows += [
-        "",
-        f"One worker; load average of the machine's {os.cpu_count()} cores {min(loads):.0f} to {max(loads):.0f}.",
-    ]
-    write_between(TABLE, "side by side", "\n".join(rows))
+    how = f"One worker; load average of the machine's {os.cpu_count()} cores {min(loads):.0f} to {max(loads):.0f}."
+    heads = ["", "`side-by-side`", "CPU s per round", "of `off`", "rounds per minute"]
+    write_between(TABLE, "side by side", f"{markdown(heads, rows)}\n\n{how}")
 
 
 if __name__ == "__main__":

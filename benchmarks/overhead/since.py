@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import cpu_model
 from benchmarks.overhead.measure import measure
-from benchmarks.overhead.run import CPU, HERE, cpu_model, environment, per_round
-from benchmarks.tables import markdown, write_between
+from benchmarks.overhead.run import CPU, HERE, environment, per_round
+from benchmarks.tables import markdown, median_and_range, write_between
 
 RESULTS, TABLE = HERE / "since.json", HERE / "README.md"
 NOW, ROUNDS, SWEEP = HERE.parents[1], "a round of the demo", "a sweep of 12 runs"
@@ -75,8 +75,7 @@ def write(found: list[dict[str, Any]]) -> None:
         first = [t["cpu_seconds"] for t in found if (t["what"], t["commit"], t["way"]) == (what, "before", "off")]
         shares = [a / b for a, b in zip(mine, first, strict=True)]
         seconds = f"{min(mine):.3f}" if what == ROUNDS else f"{min(mine):.1f}"
-        share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
-        rows.append([what, commit, f"`{way}`", seconds, f"{min(mine) / min(first):.2f}", share])
+        rows.append([what, commit, f"`{way}`", seconds, f"{min(mine) / min(first):.2f}", median_and_range(shares)])
     heads = [
         "",
         "commit",

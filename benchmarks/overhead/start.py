@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,9 +18,10 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.machine import cpu_model
 from benchmarks.overhead.measure import Usage, measure
-from benchmarks.overhead.run import CPU, TABLE, WALL, cpu_model, environment, make_data, start_up
-from benchmarks.tables import markdown, write_between
+from benchmarks.overhead.run import CPU, TABLE, WALL, environment, make_data, start_up
+from benchmarks.tables import markdown, median_and_range, write_between
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = {"workers": 1, "rounds": 14, "devices-per-round": 2, "run-name": "run"}
@@ -66,12 +66,10 @@ def main(turns: int) -> None:
             print(number + 1, found[-1], flush=True)
     machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": version("torch")}
     (HERE / "start.json").write_text(json.dumps({"machine": machine, "load": loads, "turns": found}, indent=1) + "\n")
-
-    def cell(what: str, key: str) -> str:
-        values = [one[what][key] for one in found]
-        return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-    rows = [[what, cell(what, "wall_seconds"), cell(what, "cpu_seconds")] for what in (IMPORT, RUN)]
+    rows = [
+        [what, *(median_and_range([one[what][f"{clock}_seconds"] for one in found]) for clock in ("wall", "cpu"))]
+        for what in (IMPORT, RUN)
+    ]
     text = markdown(["", "wall, s", "CPU, s"], rows)
     text += f"\n\nMedians of {turns} turns; {machine['cores']} cores of {machine['cpu']}, torch {machine['torch']}; "
     text += f"load average before a turn {min(loads):.1f} to {max(loads):.1f}."

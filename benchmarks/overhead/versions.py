@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.overhead.measure import measure
 from benchmarks.overhead.run import CPU, HERE, ROUNDS, TABLE, environment, make_data, per_round
-from benchmarks.tables import markdown, write_between
+from benchmarks.tables import markdown, median_and_range, write_between
 
 RESULTS = HERE / "versions.json"
 LOOP = "bare PyTorch loop"
@@ -89,8 +89,7 @@ def table(found: list[dict[str, Any]]) -> str:
     rows = []
     for contestant, mine in seconds.items():
         ratios = [value / seconds[LOOP][repetition] for repetition, value in mine.items()]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        rows.append([contestant, f"{statistics.median(mine.values()):.2f}", ratio])
+        rows.append([contestant, f"{statistics.median(mine.values()):.2f}", median_and_range(ratios)])
     loads = [turn["load_average"] for turn in found]
     text = markdown(["", "CPU s per round", "against the bare loop"], rows)
     return f"{text}\n\nLoad average before a turn {min(loads):.1f} to {max(loads):.1f}."

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import cpu_model
 from benchmarks.random_images import write_copy
 from benchmarks.runs import rounds_of
 from benchmarks.tables import write_between
@@ -217,9 +218,8 @@ def main() -> None:
     if arguments.part in (None, "sampling"):
         results["sampling"] = sampling(50, arguments.rounds) + sampling(1000, arguments.rounds // 2)
         results["load_average"] = os.getloadavg()[0]
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
     results["machine"] = {
-        "cpu": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{package: version(package) for package in ("torch", "flwr", "ray")},

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.machine import cpu_model
 from benchmarks.tables import write_between
 from wildflower.devices.budget import Budget, budget_of
 from wildflower.devices.fleet import Fleet
@@ -52,7 +53,7 @@ def main() -> None:
     results: dict[str, Any] = {
         "versions": {package: version(package) for package in ("numpy", "torch")}
         | {"python": platform.python_version()},
-        "processor": processor(),
+        "processor": cpu_model(),
         "brute_force": [],
         "resnet152": [],
     }
@@ -286,13 +287,6 @@ def timed(make: Callable[[], ExactSearch]) -> tuple[float, float, ExactSearch]:
     start, start_cpu = time.perf_counter(), time.process_time()
     made = make()
     return time.perf_counter() - start, time.process_time() - start_cpu, made
-
-
-def processor() -> str:
-    """The CPU's name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
 def add_searcher(line: Callable[[str, Callable[[dict[str, Any]], str]], None], name: str) -> None:
