@@ -23,7 +23,6 @@ Positive = Annotated[int, Field(ge=1, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Width = Annotated[float, Field(gt=0, le=1)]
 Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are weights of sums of 64-bit integers
 
 # Bounds of what nodes send, far above what any honest one needs. A list is left at its first wrong element, or a long
