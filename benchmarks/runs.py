@@ -58,6 +58,11 @@ def rounds_of(run: Path) -> list[dict[str, Any]]:
     return [with_traffic(json.loads(line)) for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
+def first_round_with(curve: Mapping[str, float], score: float) -> str:
+    """The first round that reaches a score, of scores by evaluated rounds; "never" where none does."""
+    return next((str(number) for number, value in curve.items() if value >= score), "never")
+
+
 def devices_of(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's devices.jsonl, one per order of a device."""
     return [json.loads(line) for line in (run / "devices.jsonl").read_text().splitlines()]

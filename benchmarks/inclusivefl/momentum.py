@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.inclusivefl.run import ENCODER, NO_MOMENTUM, QUESTIONS, TASKS, write_coarse
 from benchmarks.minilm import pretrained
-from benchmarks.runs import rounds_of
+from benchmarks.runs import first_round_with, rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
 
@@ -25,11 +25,6 @@ def figures(folder: Path) -> dict:
     return {"whole": {line["round"]: line["score"] for line in rounds_of(folder) if line["score"] is not None}}
 
 
-def first_with(curve: dict[str, float], target: float) -> str:
-    """The first evaluated round whose accuracy reaches the target."""
-    return next((str(number) for number, value in curve.items() if value >= target), "never")
-
-
 def table(_study: Study, results: dict[str, Figures]) -> str:
     """Per method and seed: the best and its round, and the first rounds that reach what is asked."""
     heads = ["method", "seed", "best", "in round", "as good as the best without momentum"]
@@ -39,7 +34,7 @@ def table(_study: Study, results: dict[str, Figures]) -> str:
             best = max(run["whole"].values())
             plain = results["inclusivefl, no momentum"].get(seed)
             targets = [best, *([max(plain["whole"].values())] if plain else []), *LEVELS]
-            found = [first_with(run["whole"], target) for target in targets]
+            found = [first_round_with(run["whole"], target) for target in targets]
             rows.append([method, seed, f"{100 * best:.1f}", *found])
     return markdown([*heads, *(f"{level:.0%}" for level in LEVELS)], rows)
 

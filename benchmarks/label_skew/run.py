@@ -6,7 +6,7 @@ python -m benchmarks.label_skew.run [--jobs 2] [--seeds 1 2 3] [--methods NAME .
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.runs import rounds_of
+from benchmarks.runs import first_round_with, rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
 
@@ -37,14 +37,9 @@ def table(_study: Study, results: dict[str, Figures]) -> str:
         last = [100 * mean(run[-len(run) // 5 :]) for run in runs]
         best = mean(100 * max(run) for run in runs)
         each = " / ".join(f"{value:.1f}" for value in last)
-        reached = " / ".join(rounds_to(TARGETS[setting], run["curve"]) for run in seeds.values())
+        reached = " / ".join(first_round_with(run["curve"], TARGETS[setting]) for run in seeds.values())
         rows.append([setting, method, each, f"{mean(last):.1f}", f"{best:.1f}", reached])
     return markdown(heads, rows)
-
-
-def rounds_to(target: float, curve: dict[str, float]) -> str:
-    """The first evaluated round whose accuracy reaches the target."""
-    return next((str(number) for number, accuracy in curve.items() if accuracy >= target), "never")
 
 
 STUDY = Study(
