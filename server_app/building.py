@@ -38,6 +38,7 @@ from wildflower.strategies.run_settings import RoundSettings
 from wildflower.tasks.data import DataSet
 from wildflower.tasks.inspection import labels_alike, with_test
 from wildflower.tasks.task import Task, TaskSpec, load_task
+from wildflower.tasks.two_parts import seldom_meant
 
 # From which age on a real node's last report is asked for anew.
 REPORT_MAX_AGE_SECONDS = 600.0
@@ -95,7 +96,8 @@ def _task_of(config: RunConfig, own: OwnData | None) -> tuple[Task, OwnData | No
         check_installed(task.metric.library, f"the metric {task.metric.name}")
     if test is not None:
         task = with_test(task, test)
-    tell_remarks(f"{config.data_dir or task.spec.name}: {remark}" for remark in task.remarks)
+    both = seldom_meant(task.train, task.test) if own is None else ()
+    tell_remarks(f"{config.data_dir or task.spec.name}: {remark}" for remark in (*task.remarks, *both))
     if own is None:  # what devices have is looked at together
         tell_labels(labels_alike(task))
     if task.vocabulary is not None:

@@ -183,8 +183,12 @@ def test_a_skipped_device_is_named_once_with_what_it_lacks(tmp_path, caplog):
         engine.run_round(devices.grid, number, no_scores)
     told = [record.getMessage() for record in caplog.records if "is skipped" in record.getMessage()]
     assert len(told) == 1
-    pattern = r"Round 1: device 2 is skipped, as no model of .* fits its budget: the smallest needs .* MB of memory.*, "
-    assert re.match(pattern + r"it has .* MB of memory", told[0])
+    pattern = r"Round 1: device 2 is skipped, as no model of .* fits its budget: the smallest needs (.*) of memory.*, "
+    match = re.match(pattern + r"it has (.*) of memory", told[0])
+    assert match is not None
+    needs, has = match.groups()
+    assert needs != has, "both are below 10 kB"
+    assert needs.endswith(" kB")
 
 
 def test_a_device_without_a_link_is_skipped(tmp_path):

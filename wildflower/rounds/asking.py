@@ -291,15 +291,15 @@ class Asking:
         first, *others = skipped
         self._told_skipped.update(a.device for a in skipped)
         cost = self.method.order_cost(Order(first.device, self.method.smallest_architecture))
-        needs = [f"{_megabytes(cost.peak_training_memory_bytes)} of memory"]
-        has = [f"{_megabytes(first.budget.memory_bytes)} of memory"]
+        needs = [f"{_size(cost.peak_training_memory_bytes)} of memory"]
+        has = [f"{_size(first.budget.memory_bytes)} of memory"]
         for way, needed_bytes, limit_bytes in (
             ("down", cost.download_bytes, first.budget.download_bytes),
             ("up", cost.upload_bytes, first.budget.upload_bytes),
         ):
             if limit_bytes is not None:
-                needs.append(f"{_megabytes(needed_bytes)} of weights {way}")
-                has.append(f"{_megabytes(limit_bytes)} of weights {way}")
+                needs.append(f"{_size(needed_bytes)} of weights {way}")
+                has.append(f"{_size(limit_bytes)} of weights {way}")
         text = (
             "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s. "
             "`wildflower plan%s` says what binds"
@@ -311,5 +311,5 @@ class Asking:
         log.warning(text, number, first.device, name, ", ".join(needs), ", ".join(has), time, more, of_the_run)
 
 
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.2f} MB"
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.2f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.2f} kB"

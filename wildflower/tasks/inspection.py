@@ -21,6 +21,7 @@ from wildflower.tasks.labels import NO_LABEL
 from wildflower.tasks.remarks import Remark, in_words
 from wildflower.tasks.spec import TaskSpec, folder_of, kind_of, own_data
 from wildflower.tasks.task import Task
+from wildflower.tasks.two_parts import seldom_meant
 
 
 def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
@@ -106,7 +107,7 @@ def inspect_device(spec: TaskSpec, device: int) -> Inspection:
 def inspect_whole(task: Task) -> Inspection:
     """Look at the data of a task that deals them out."""
     data = DataSet(task.train, task.test, task.classes, label_names=task.label_names)
-    return Inspection(_counts(data), task.remarks)
+    return Inspection(_counts(data), (*task.remarks, *seldom_meant(task.train, task.test)))
 
 
 def _counts(data: DataSet) -> dict[str, tuple[int, int]]:
