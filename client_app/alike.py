@@ -76,29 +76,25 @@ def _joined(
         return groups
     size, optimizer = batch.training.examples_at_once, batch.training.priced_optimizer
     found: list[list[Ordered[AnyOrder]]] = []
-    flops: dict[str, int] = {}  # of a step, by architecture
+    priced: list[tuple[int, list[Ordered[AnyOrder]]]] = []  # with the operations of a step
     for group in groups:
-        named = json.dumps(group[0].order.architecture)
         try:
             architecture = Architecture.from_json(group[0].order.architecture)
             price = cost(family, architecture, batch_size=size, optimizer=optimizer)
         except ValueError:  # which its own devices will tell
             found.append(group)
         else:
-            flops[named] = size * price.training_flops
-
-    def flops_of(order: Ordered[AnyOrder]) -> int:
-        return flops[json.dumps(order.order.architecture)]
-
+            priced.append((size * price.training_flops, group))
     narrower: list[Ordered[AnyOrder]] = []
-    for wider in sorted((group for group in groups if group not in found), key=lambda group: flops_of(group[0])):
-        more = sum(flops_of(wider[0]) - flops_of(each) for each in narrower)
+    narrower_flops = 0  # of a step of all of them, each in its own width
+    for flops, wider in sorted(priced, key=lambda each: each[0]):
+        more = flops * len(narrower) - narrower_flops
         together = [*wider, *narrower]
-        if not narrower or (more <= JOINED_FLOPS and len(together) <= _most(together, batches, device)):
-            narrower = together
-        else:
+        if narrower and (more > JOINED_FLOPS or len(together) > _most(together, batches, device)):
             found.append(narrower)
-            narrower = wider
+            together, narrower_flops = wider, 0
+        narrower = together
+        narrower_flops += flops * len(wider)
     return [*found, narrower] if narrower else found
 
 

@@ -55,7 +55,7 @@ _paces: dict[Hashable, _Pace] = {}
 
 
 def alone(asked: Asked) -> Any:
-    """Do a training or a score by itself."""
+    """Do a training, a pass for statistics or a score by itself."""
     return fit_in_turn(asked) if isinstance(asked, Fit) else asked.alone()
 
 
@@ -172,6 +172,7 @@ def _at_once(waiting: list[tuple[_Work[T], Any]]) -> None:
 
 def _do(waiting: list[tuple[_Work[T], Asked]], name: str) -> None:
     """Do what works wait for: at once where that can be, by halves where memory does not suffice, or in turn."""
+    lacks_memory = False
     while len(waiting) > 1:
         try:
             return _at_once(waiting)
@@ -184,11 +185,9 @@ def _do(waiting: list[tuple[_Work[T], Asked]], name: str) -> None:
                 done = {Fit: "trained", Pass: "done", Scoring: "scored"}[type(waiting[0][1])]
                 tell(f"{name} is {done} in turn: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             break
-    else:
-        return _in_turn(waiting)
-    # Out of the handler, whose error holds what the failed attempt held.
     if not lacks_memory:
         return _in_turn(waiting)
+    # Out of the handler, whose error holds what the failed attempt held.
     tell(f"{name}: memory does not suffice for {len(waiting)} devices at once: by halves")
     _do(waiting[::2], name)
     _do(waiting[1::2], name)

@@ -202,9 +202,10 @@ class UNet(nn.Module):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList([_double(1, 8), _double(8, 16), _double(16, 32)])
-        self.up = nn.ModuleList([_double(48, 16), _double(24, 8)])
-        self.head = nn.Conv2d(8, classes, 1)
+        width = 8
+        self.down = nn.ModuleList([_double(1, width), _double(width, 2 * width), _double(2 * width, 4 * width)])
+        self.up = nn.ModuleList([_double(6 * width, 2 * width), _double(3 * width, width)])
+        self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         beside = []

@@ -1,7 +1,7 @@
 """CPU seconds of the demo's rounds and of a sweep, of an earlier commit and of this one, in turns.
 
     git worktree add /tmp/before e175f396
-    python -m benchmarks.overhead.since --before /tmp/before --repetitions 5
+    python -m benchmarks.overhead.since --before /tmp/before --repetitions 4
 
 Every turn is a whole command. A round's cost is the slope, as in `benchmarks.overhead.run`; a sweep's is all that it
 takes. Finished turns are kept in since.json.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import cpu_model
+from benchmarks.overhead import versions
 from benchmarks.overhead.measure import measure
 from benchmarks.overhead.run import CPU, HERE, environment, per_round
 from benchmarks.tables import markdown, median_and_range, write_between
@@ -40,7 +40,6 @@ COMMANDS = {
 def turns(before: Path, repetitions: int) -> None:
     """Run what is not in since.json yet."""
     found: list[dict[str, Any]] = json.loads(RESULTS.read_text())["turns"] if RESULTS.exists() else []
-    git = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=before, check=True, capture_output=True)
     done = {(turn["what"], turn["commit"], turn["way"], turn["repetition"]) for turn in found}
     wanted = [(*way, repetition) for repetition in range(repetitions) for way in WAYS]
     for what, commit, way, repetition in [turn for turn in wanted if turn not in done]:
@@ -58,9 +57,8 @@ def turns(before: Path, repetitions: int) -> None:
         seconds = per_round(asdict(usage), CPU) if what == ROUNDS else usage.cpu_seconds
         turn = {"what": what, "commit": commit, "way": way, "repetition": repetition, "cpu_seconds": round(seconds, 4)}
         found.append(turn | {"load_average": round(os.getloadavg()[0], 1)})
-        RESULTS.write_text(
-            json.dumps({"cpu": cpu_model(), "before": git.stdout.decode().strip(), "turns": found}, indent=1) + "\n"
-        )
+        content = {"cpu": cpu_model(), "before": versions.commit(before), "turns": found}
+        RESULTS.write_text(json.dumps(content, indent=1) + "\n")
         print(turn, flush=True)
     write(found)
 

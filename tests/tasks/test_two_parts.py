@@ -40,7 +40,7 @@ def test_a_test_on_what_was_learned_by_heart_is_told():
     few[7], many[20:30] = TRAIN.inputs[3], TRAIN.inputs[50:60]
     assert told(TRAIN, Data(few, test.labels)) == []  # one in twenty is usual where rows have few values
     [(what, count, example)] = told(TRAIN, Data(many, test.labels))
-    assert what.startswith("test examples of 60 whose inputs are among the training examples")
+    assert what.startswith("test examples of 60 whose inputs are training examples")
     assert (count, example) == (10, "test example 20")
     assert told(TRAIN, TRAIN)[0][1] == 200
 
