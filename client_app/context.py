@@ -399,6 +399,8 @@ class DeviceContext:
                 new_statistics=new_statistics,
                 rate=rate,
                 factors={name: factor.to(self.device) for name, factor in factors.items()},
+                # Texts are cut to the longest of a batch, and augmentation draws from the device's own generator.
+                data=None if self.training.augment or self.task.vocabulary else id(self.task),
                 **self._captured_as(),
             )
         )

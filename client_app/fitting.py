@@ -27,6 +27,8 @@ class Fit:
         loss: mean loss of a batch, from inputs and labels.
         start: returns the numbers of the examples of every batch, each time from the first one on.
         examples_of: the inputs and labels of some examples.
+        data: of trainings with the same one, each's `examples_of` serves all, for any examples together; None: nobody
+            knows.
         examples: how many there are.
         regularizer: is added to the loss.
         new_statistics: as of `wildflower.strategies.method.ClientContext.fit`.
@@ -50,6 +52,7 @@ class Fit:
     factors: Mapping[str, Tensor] = field(default_factory=dict)
     kind: tuple[Hashable, ...] | None = None
     memory_bytes: int = 0
+    data: Hashable = None
 
     @property
     def batches(self) -> int:

@@ -9,16 +9,14 @@ done in turn instead.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.rnn import pad_sequence
 
 from wildflower.client_app.batches import micro_batches
 from wildflower.client_app.chance import draws
@@ -34,9 +32,9 @@ from wildflower.client_app.stack_checks import (
     plain_attributes,
     takes_padding,
 )
+from wildflower.client_app.stack_layers import Computed, for_rows
 from wildflower.client_app.stack_operators import InTurn
 from wildflower.client_app.widths import can_be_filled, filled, own, rates
-from wildflower.models.max_pool import HalvingMaxPool
 from wildflower.models.network import Network
 from wildflower.models.weights import trained_parameters
 from wildflower.strategies.shared_losses import PureLoss
@@ -63,10 +61,10 @@ def fit_stacked(fits: Sequence[Fit], drawn: Sequence[Tensor]) -> tuple[list[floa
         RowError: the data of one of them cannot be had. No model has changed.
     """
     rows = _Rows(fits, drawn)
-    with rows.layers or for_rows(rows.loss, rows):
+    with rows.layers or for_rows(rows.loss, rows.now):
         losses = rows.train()
     rows.write_back()
-    return losses, [generator.get_state() for generator in rows.generators]
+    return losses, [generator.get_state() for generator in rows.now.generators]
 
 
 @torch.no_grad()
@@ -130,11 +128,7 @@ class _Rows:
             raise InTurn("batch norm's statistics begin as a mean over the first batches")
         # Of a network that is not of described layers nobody knows what it computes over all examples of a batch.
         self.weighs = type(self.first.model) is Network and self.loss.sums_examples
-        # Of the batches that are computed: their rows and sizes, and the weights of their examples, under vmap.
-        self.computed: list[int] = []
-        self.sizes: list[int] = []
-        self.weights: Tensor | None = None
-        self.generators = [torch.Generator(self.first.device).set_state(state) for state in drawn]
+        self.now = Computed([torch.Generator(self.first.device).set_state(state) for state in drawn])
         by_layer = self.weighs and all(map(takes_rows, (self.loss.outputs, *self.loss.more)))
         tables = [dict(loss.named_parameters()) | dict(loss.named_buffers()) for loss in losses]
         unequal = by_layer and any(_shapes(each) != _shapes(tables[0]) for each in tables) and can_be_filled(losses)
@@ -230,12 +224,27 @@ class _Rows:
         values = torch.zeros(len(parts), dtype=torch.float64, device=self.first.device)
         for place in range(max(map(len, parts))):
             having = [row for row, of_row in enumerate(parts) if place < len(of_row)]
-            examples = {row: _of_row(row, partial(self.fits[row].examples_of, parts[row][place])) for row in having}
+            examples = self._examples({row: parts[row][place] for row in having})
             for rows, term in itertools.product(self._at_once(examples), range(self.loss.terms)):
                 losses = self._losses(rows, [examples[row] for row in rows], [counts[row] for row in rows], term)
                 losses.sum().backward()
                 values = values.index_add(0, torch.tensor(rows, device=values.device), losses.detach().to(values.dtype))
         return values
+
+    def _examples(self, picked: Mapping[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return the rows' inputs and labels, those of one data set taken at once, which is far less work."""
+        of_data: dict[Hashable, list[int]] = {}
+        for row in picked:
+            of_data.setdefault(self.fits[row].data, []).append(row)
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for data, rows in of_data.items():
+            if data is not None and len(rows) > 1:
+                inputs, labels = self.fits[rows[0]].examples_of(torch.cat([picked[row] for row in rows]))
+                sizes = [len(picked[row]) for row in rows]
+                found |= zip(rows, zip(inputs.split(sizes), labels.split(sizes), strict=True), strict=True)
+            else:
+                found |= {row: _of_row(row, partial(self.fits[row].examples_of, picked[row])) for row in rows}
+        return found
 
     def _at_once(self, examples: Mapping[int, tuple[Tensor, Tensor]]) -> Iterable[list[int]]:
         """Return which rows' batches are computed at once."""
@@ -252,7 +261,7 @@ class _Rows:
         counts: the examples of the whole batches, of which these may be parts.
         """
         sizes = [len(inputs) for inputs, _ in batches]
-        self.computed, self.sizes = rows, sizes
+        self.now.rows, self.now.sizes = rows, sizes
         inputs, labels = ([batch[side] for batch in batches] for side in (0, 1))
         trained: Mapping[str, Tensor] = self.trained
         beside, at = self.beside, None
@@ -290,7 +299,7 @@ class _Rows:
         labels: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        self.weights = weights
+        self.now.weights = weights
         tensors = {**trained, **beside, **self.shared}
         tensors |= {name: tensors[known] for name, known in self.tied.items()}
         given = tensors.copy()  # of which the call puts in others where the module does
@@ -410,91 +419,4 @@ def _of_row(row: int, make: Callable[[], Any]) -> Any:
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
     """Stack tensors whose first sides may differ, with zeros behind the shorter ones."""
-    most = max(map(len, rows))
-    if all(len(row) == most for row in rows):
-        return torch.stack(list(rows))
-    found = rows[0].new_zeros(len(rows), most, *rows[0].shape[1:])
-    for into, row in zip(found, rows, strict=True):
-        into[: len(row)] = row
-    return found
-
-
-# Layers that are other ones in a stack --------------------------------------------------------------------------------
-
-
-@contextmanager
-def for_rows(network: nn.Module, rows: _Rows | None) -> Iterator[None]:
-    """Let a network's layers compute for a stack, for the time of a `with` block; None: in evaluation mode alone."""
-    changed = []
-    for module in network.modules():
-        if isinstance(module, HalvingMaxPool):
-            module.forward = partial(nn.MaxPool2d.forward, module)  # type: ignore[method-assign]
-        elif rows is None:
-            continue
-        elif isinstance(module, nn.Dropout):
-            module.forward = partial(_dropout, module, rows)  # type: ignore[method-assign]
-        elif isinstance(module, _BatchNorm):
-            module.forward = partial(_norm, module, rows)  # type: ignore[method-assign]
-        else:
-            continue
-        changed.append(module)
-    try:
-        yield
-    finally:
-        for module in changed:
-            del module.forward
-
-
-def _dropout(dropout: nn.Dropout, rows: _Rows, x: Tensor) -> Tensor:
-    if not dropout.training or not 0 < dropout.p < 1:
-        return F.dropout(x, dropout.p, dropout.training)
-    noise: Tensor = _Noise.apply(x.detach(), dropout.p, rows)
-    return x.mul_(noise) if dropout.inplace else x * noise
-
-
-class _Noise(torch.autograd.Function):
-    """What dropout multiplies by: each row's as its device draws it alone, on a processor to the bit."""
-
-    @staticmethod
-    def forward(x: Tensor, p: float, rows: _Rows) -> Tensor:
-        raise InTurn("dropout of what all devices have alike")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, p: float, rows: _Rows) -> tuple[Tensor, int]:
-        noise = torch.zeros_like(x.movedim(in_dims[0], 0))  # a convolution puts the rows behind the examples
-        for into, row, size in zip(noise, rows.computed, rows.sizes, strict=True):
-            part = into if rows.weights is None else into[:size]  # without weights any side may be the batch's
-            part.copy_(torch.empty_like(part).bernoulli_(1 - p, generator=rows.generators[row]))
-        return noise.div_(1 - p), 0
-
-
-def _norm(norm: _BatchNorm, rows: _Rows, x: Tensor) -> Tensor:
-    """Return a batch norm's result (batch, channels, *sides), in which padded examples do not count."""
-    if rows.weights is None or not (norm.training or norm.running_mean is None):
-        found: Tensor = type(norm).forward(norm, x)
-        return found
-    share = rows.weights / rows.weights.sum()
-    sides = list(range(2, x.dim()))
-    of_examples = [1, -1, *[1] * len(sides)]
-
-    def mean_of(values: Tensor) -> Tensor:
-        return (share.unsqueeze(0) @ (values.mean(sides) if sides else values)).squeeze(0)
-
-    mean = mean_of(x)
-    centered = x - mean.view(of_examples)
-    variance = mean_of(centered.square())
-    if norm.running_mean is not None and norm.running_var is not None:
-        if norm.momentum is None or norm.num_batches_tracked is not None:
-            raise InTurn("a batch norm counts its batches")
-        count = (rows.weights > 0).sum() * x.shape[2:].numel()
-        with torch.no_grad():
-            norm.running_mean.mul_(1 - norm.momentum).add_(norm.momentum * mean)
-            norm.running_var.mul_(1 - norm.momentum).add_(norm.momentum * variance * count / (count - 1))
-    scale = (variance + norm.eps).rsqrt()
-    if norm.weight is None:
-        return centered * scale.view(of_examples)
-    return centered * (scale * norm.weight).view(of_examples) + norm.bias.view(of_examples)
+    return pad_sequence(list(rows), batch_first=True)

@@ -50,7 +50,18 @@ def fits_of(task: Task, width: float, devices: int) -> list[Fit]:
             return batch_of(task, picked, TRAINING, torch.device("cpu"), None)
 
         model = family.build(family.width(width))
-        found.append(Fit(model, PureLoss(task, model), start, examples_of, len(shard), TRAINING, torch.device("cpu")))
+        found.append(
+            Fit(
+                model,
+                PureLoss(task, model),
+                start,
+                examples_of,
+                len(shard),
+                TRAINING,
+                torch.device("cpu"),
+                data=id(task),
+            )
+        )
     return sorted(found, key=lambda fit: -fit.examples)
 
 
