@@ -19,7 +19,7 @@ from wildflower.models.traced.depth import (
 )
 from wildflower.models.traced.graph import Cuts, Exit, Graph, Operation
 from wildflower.models.traced.groups import Group
-from wildflower.models.traced.layouts import is_pinned, size_of
+from wildflower.models.traced.layouts import is_pinned, resolved, size_of
 from wildflower.models.traced.propagation import CannotAlignError, Propagation
 from wildflower.models.traced.tracing import Traced
 from wildflower.plugins.reference import PluginError
@@ -35,11 +35,13 @@ class Place:
         nodes: of each mode of training the one whose result its head reads.
         channels: the dimension that its head reads.
         positions: whether it answers for each position, and the other dimensions are not averaged.
+        tokens: the dimension of a text's tokens, of which those that pad it are left out of the mean; 0: there is none.
     """
 
     nodes: Mapping[bool, Node]
     channels: int
     positions: bool = False
+    tokens: int = 0
 
 
 def wanted_places(
@@ -93,15 +95,32 @@ def _named(
     return places
 
 
-def head_behind(number: int, place: Place, rank: int, node: int) -> list[Operation]:
+def head_behind(number: int, place: Place, rank: int, node: int, pad_id: int | None) -> list[Operation]:
     """Return the operators of an exit's head right behind a node whose result has `rank` dimensions."""
     others = [dimension for dimension in range(1, rank) if dimension != place.channels]
-    pooled = [Operation(op="mean.dim", args=[{"n": node}, others])] if others else []
     if place.positions:  # channels may be in the middle, where classes are in the answer
         pooled = [Operation(op="transpose.int", args=[{"n": node}, 1, 2])] if place.channels == 1 else []
+    elif place.tokens and pad_id is not None:
+        pooled = _mean_of_tokens(place, node, pad_id)
+    else:
+        pooled = [Operation(op="mean.dim", args=[{"n": node}, others])] if others else []
     tensors = [{"t": f"exit{number}.{name}"} for name in ("weight", "bias")]
     head = [*pooled, Operation(op="linear.default", args=[{"n": node + len(pooled)}, *tensors])]
     return [*head, Operation(op="transpose.int", args=[{"n": node + len(head)}, 1, 2])] if place.positions else head
+
+
+def _mean_of_tokens(place: Place, node: int, pad_id: int) -> list[Operation]:
+    """Return the operators of a mean over the tokens of each text that are no padding, as `Added.read` has it."""
+    is_real, weights, weighted, total, count, at_least_one = ({"n": node + number} for number in range(1, 7))
+    return [
+        Operation(op="ne.Scalar", args=[{"x": 0}, pad_id]),
+        Operation(op="unsqueeze.default", args=[is_real, place.channels]),
+        Operation(op="mul.Tensor", args=[{"n": node}, weights]),
+        Operation(op="sum.dim_IntList", args=[weighted, [place.tokens]]),
+        Operation(op="sum.dim_IntList", args=[weights, [place.tokens]]),
+        Operation(op="clamp_min.default", args=[count, 1]),
+        Operation(op="div.Tensor", args=[total, at_least_one]),
+    ]
 
 
 def with_exits(
@@ -165,8 +184,21 @@ def _place(nodes: Mapping[bool, Node], traced: Traced, found: Propagation) -> Pl
         others = [size_of(layout) for d, layout in enumerate(layouts) if d and [d] != dimensions[-1]]
         if positions and others != positions:
             return None
-    alike = dimensions[0] == dimensions[1] and len(dimensions[0]) == 1
-    return Place(nodes, dimensions[0][0], positions=bool(positions)) if alike else None
+    if dimensions[0] != dimensions[1] or len(dimensions[0]) > 1:
+        return None
+    [channels] = dimensions[0]
+    tokens = {_tokens_at(node, channels, traced.names[training], found) for training, node in nodes.items()}
+    return Place(nodes, channels, positions=bool(positions), tokens=max(tokens) if len(tokens) == 1 else 0)
+
+
+def _tokens_at(node: Node, channels: int, names: Mapping[str, str], found: Propagation) -> int:
+    """Return the dimension of a sequence of channels that is the inputs' own; 0 if there is none."""
+    [inputs] = [at for at in node.graph.nodes if at.op == "placeholder" and at.name not in names]
+    layouts, of_inputs = found.of(node), found.of(inputs)
+    if len(layouts) != 3 or len(of_inputs) != 2:
+        return 0
+    other = 3 - channels
+    return other if resolved(layouts[other]) == resolved(of_inputs[1]) else 0
 
 
 def _alone(traced: Traced) -> list[dict[bool, Node]]:
@@ -177,8 +209,13 @@ def _alone(traced: Traced) -> list[dict[bool, Node]]:
 
 
 def _cuts(traced: Traced, *, training: bool) -> list[Node]:
-    graph = traced.graphs[training]
-    dependent = of_input(graph, traced.names[training])
+    graph, names = traced.graphs[training], traced.names[training]
+    # What is computed of the inputs alone, such as a mask of padding, is there for any exit.
+    weighed: set[Node] = set()
+    for node in graph.nodes:
+        if node.name in names or not weighed.isdisjoint(node.all_input_nodes):
+            weighed.add(node)
+    dependent = weighed & set(of_input(graph, names))
     order = {node: number for number, node in enumerate(graph.nodes)}
     live: set[Node] = set()
     cuts = []

@@ -57,8 +57,8 @@ class Traced(GroupFamily):
     model, vocabulary, labels: of a class of `transformers`, the settings of its configuration, how many tokens the task
         has, and whether it labels each (`of_transformers.with_settings`); they are among the `arguments` of a family
         that was made.
-    pad_id: the token with which texts are padded, and which such a model leaves out; of other modules, where they take
-        texts of one length only.
+    pad_id: the token with which texts are padded. Such a model leaves it out, and so do early exits of any module.
+    one_length: the module takes no shorter texts than it was traced with, so that those of a batch are padded again.
     separator: the token behind each text of a pair, where such a model tells its texts apart; -1: it does not.
     """
 
@@ -78,6 +78,7 @@ class Traced(GroupFamily):
     vocabulary: int | None = None
     labels: str = ""
     pad_id: int | None = None
+    one_length: bool = False
     separator: int = -1
 
     @override
@@ -92,8 +93,9 @@ class Traced(GroupFamily):
             from wildflower.models.traced.making import graph_of, reads_shorter  # only a server traces
 
             found["graph"] = graph_of(found)
-            if "pad_id" in found and CONFIG not in json.loads(found.get("arguments", "{}")) and reads_shorter(found):
-                del found["pad_id"]
+            if "pad_id" in found:
+                configured = CONFIG in json.loads(found.get("arguments", "{}"))
+                found["one_length"] = configured or not reads_shorter(found)
         return found
 
     def __post_init__(self) -> None:
@@ -137,7 +139,7 @@ class Traced(GroupFamily):
     @property
     def cuts(self) -> Cuts:
         """The user's own words on how the module is cut."""
-        return Cuts(self.keep, self.together, self.depth, self.exits, self.early_exits)
+        return Cuts(self.keep, self.together, self.depth, self.exits, self.early_exits, self.pad_id)
 
     @property
     @override
@@ -203,7 +205,7 @@ class Traced(GroupFamily):
     def program(self, widths: Sequence[int], *, without_memory: bool = False) -> Program:
         """Return the program of any widths, also larger ones than the full model's."""
         static = self.norm == "static"
-        padding = (self.input_shape[0], self.pad_id) if self.tokens and self.pad_id is not None else None
+        padding = (self.input_shape[0], self.pad_id) if self.one_length and self.pad_id is not None else None
         return Program(
             self.read, widths, static=static, scaler=self.scaler, without_memory=without_memory, padding=padding
         )

@@ -200,6 +200,7 @@ class Cuts(NamedTuple):
         depth: patterns of blocks that may be left out.
         exits: parts behind which there are exits.
         early_exits: whether exits are found where none are named.
+        pad_id: of texts the token that pads them, which an exit's mean over positions leaves out.
     """
 
     keep: tuple[str, ...] = ()
@@ -207,6 +208,7 @@ class Cuts(NamedTuple):
     depth: tuple[str, ...] = ("*",)
     exits: tuple[str, ...] = ()
     early_exits: bool = False
+    pad_id: int | None = None
 
 
 @lru_cache(maxsize=16)

@@ -70,6 +70,7 @@ def written_module(
         written = Written(function, module, input_shape, dtype, cuts)
         _check_answer(function, written, classes)
         _check_cut(function, written)
+        _tell_of_padding(function, written)
         with raised_as(PluginError, f"{function}: "):
             check_writes(written.graph)
         _check_same(function, module, written.graph, input_shape, dtype)
@@ -118,6 +119,20 @@ def _check_cut(where: str, written: Written) -> None:
     largest = sorted(pinned, key=lambda name: -tensors[name].numel())[:SHOWN]
     why = "; ".join(f"{name}: {written.why_pinned(name)}" for name in largest)
     raise PluginError(f"{where}: most of its parameters cannot be cut ({why}). Change that, {WHOLE}")
+
+
+def _tell_of_padding(where: str, written: Written) -> None:
+    """Warn of early exits whose mean counts padding, because their positions are not those of a text's tokens."""
+    counted = [
+        f"exit{number}"
+        for number, place in enumerate(written.places, start=1)
+        if not (place.tokens or place.positions) and place.nodes[True].meta["val"].dim() > 2
+    ]
+    if written.pad_id is not None and counted:
+        log.warning(
+            "%s: the mean of %s counts the padding behind a text, because it has other positions than the tokens",
+            *(where, ", ".join(counted)),
+        )
 
 
 class _SameAtEach(TorchDispatchMode):

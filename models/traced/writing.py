@@ -57,6 +57,7 @@ class Written:
         dtype: torch.dtype,
         cuts: Cuts,
     ) -> None:
+        self.pad_id = cuts.pad_id
         self.traced = trace(where, module, input_shape, dtype)
         self.found = followed(where, self.traced)
         tensors = self.traced.tensors
@@ -219,7 +220,8 @@ class Written:
                 self.positions[node] = len(written) - 1
                 if node in heads:
                     number, place = heads[node]
-                    written += head_behind(number + 1, place, len(self.found.of(node)), len(written) - 1)
+                    rank = len(self.found.of(node))
+                    written += head_behind(number + 1, place, rank, len(written) - 1, self.pad_id)
                     answers[number].append(len(written) - 1)
         if numbers[self._answer(training)] != {"n": len(written) - 1}:
             written.append(Operation(op="alias.default", args=[numbers[self._answer(training)]]))

@@ -462,3 +462,24 @@ class RootMeans(nn.Module):
         for block in self.blocks:
             x = block(x, self.table)
         return self.head(x)
+
+
+class MaskedWords(nn.Module):
+    """Convolutions over the tokens of a text, of which those that pad it, 0, are left out everywhere.
+
+    halved: whether the first one halves the positions, which then are no longer those of the tokens.
+    """
+
+    def __init__(self, classes, halved=False):
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.convolutions = nn.ModuleList(nn.Conv1d(8, 8, 3, padding=1) for _ in range(2))
+        self.halve = nn.MaxPool1d(2) if halved else nn.Identity()
+        self.last, self.head = nn.Conv1d(8, 8, 1, bias=False), nn.Linear(8, classes)
+
+    def forward(self, tokens):
+        real = (tokens != 0).unsqueeze(1)
+        x = self.words(tokens).transpose(1, 2)
+        for convolution in self.convolutions:
+            x = convolution(x * real).relu()
+        return self.head(self.last(self.halve(x * real)).relu().amax(2))

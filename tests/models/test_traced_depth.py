@@ -225,6 +225,29 @@ def tagger(name, **more):
     return make_family({"name": f"own_traced:{name}", "input_shape": [6], "classes": 7, "tokens": True} | more)
 
 
+def test_exits_leave_out_the_padding_of_a_text():
+    family = tagger("MaskedWords", early_exits=True, pad_id=0)
+    assert list(family.segments) == ["exit1", "exit2", "exit3", "head"]
+    weights = lively(family)
+    whole = with_weights(family, family.full(), weights).eval()
+    texts = torch.tensor([[5, 3, 2, 0, 0, 0], [1, 2, 3, 4, 0, 0]])
+    with torch.no_grad():
+        exits, shorter = whole.exits(texts), whole.exits(texts[:, :4])
+    for one, other in zip(exits, shorter, strict=True):
+        torch.testing.assert_close(one, other)
+    # Behind the embedding there is nothing but it: its mean over three tokens and over four.
+    means = torch.stack([weights["words.weight"][texts[row, :count]].mean(0) for row, count in enumerate((3, 4))])
+    torch.testing.assert_close(exits[0], F.linear(means, weights["exit1.weight"], weights["exit1.bias"]))
+
+
+def test_of_an_exit_that_counts_padding_it_is_told(caplog):
+    tagger("MaskedWords", early_exits=True, pad_id=0, arguments={"halved": True})
+    assert "the mean of exit3 counts the padding behind a text" in caplog.text
+    caplog.clear()
+    tagger("MaskedWords", early_exits=True, arguments={"halved": True})
+    assert "padding" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["Labels", "Signals", "Reader"])
 def test_an_exit_of_a_tagger_answers_for_each_position(name):
     family = tagger(name, early_exits=True)

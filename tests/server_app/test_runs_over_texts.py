@@ -142,7 +142,7 @@ def test_a_module_of_ones_own_reads_texts_that_are_cut_to_the_longest_of_a_batch
     engine, scorer = started(config(folder, **settings))
     task = load_task(TaskSpec.from_json(engine.settings.task))
     assert task.batch(task.train.inputs[:4], task.train.labels[:4], augment=None)[0].shape == (4, 5)
-    assert (engine.method.family.pad_id is not None) is one_length
+    assert engine.method.family.one_length is one_length
     lines = engine.run_round(simulated_grid(), 1, scorer).devices
     assert {line["outcome"] for line in lines} == {"trained"}
 
