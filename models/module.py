@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from wildflower.models.any_network import AnyNetwork
 from wildflower.models.architecture import Architecture
 from wildflower.models.base import Family
+from wildflower.models.class_dimensions import growing, of_classes
 from wildflower.models.frozen import marked, without_gradients
 from wildflower.models.held import fill_held, from_first_weights, held_tensors, lacks_values
 from wildflower.models.layers import TensorSpec
@@ -139,7 +141,7 @@ def _of_full(family: ModuleFamily) -> dict[str, int]:
 
 
 def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the dimension of classes of every tensor that has one: the one that grows where there is one class more.
+    """Return the dimension of classes of every tensor that has one, as `wildflower.models.class_dimensions` finds it.
 
     None has one where the network cannot be built for one class more.
 
@@ -149,13 +151,17 @@ def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[st
     one_more = _one_more(family)
     if one_more is None:
         return {}
-    grown = meta_state(one_more, arch)
-    return {
-        name: dimension
-        for name, tensor in mine.items()
-        for dimension, size in enumerate(tensor.shape)
-        if grown[name].shape[dimension] == size + 1
-    }
+    candidates = growing(mine, meta_state(one_more, arch), family.classes)
+
+    def build() -> Network:
+        with same_draws():
+            return one_more.build(arch)
+
+    shape, dtype = (2, *family.input_shape), family.input_dtype
+    generator = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        return of_classes(candidates, mine, build, torch.rand(shape, generator=generator))
+    return of_classes(candidates, mine, build, torch.randint(2, shape, generator=generator, dtype=dtype))
 
 
 def meta_state(family: Family, arch: Architecture) -> dict[str, Tensor]:

@@ -300,6 +300,17 @@ def rolled(found: Propagation, node: Node) -> Layouts:
     dimensions = arguments(node)["dims"]
     for place in [dimensions] if isinstance(dimensions, int) else dimensions or range(len(layouts)):
         pin(layouts[place], "its entries change places")
+        if not found.is_batch(layouts[place]):  # a class's own entry is not where it was
+            layouts[place] = fresh(shape_of(node)[place], "its entries change places")
+    return layouts
+
+
+def summed_up(found: Propagation, node: Node) -> Layouts:
+    """Entries of a dimension, each with those before it."""
+    layouts, place = _first(found, node), arguments(node)["dim"]
+    if not found.is_batch(layouts[place]):
+        pin(layouts[place], "its entries are summed up")
+        layouts[place] = fresh(shape_of(node)[place], "its entries are summed up")
     return layouts
 
 
@@ -421,6 +432,7 @@ SHAPE_RULES: Mapping[str, Callable[[Propagation, Node], Found]] = {
     **dict.fromkeys(POOLING, pooling),
     **dict.fromkeys(("pad", "constant_pad_nd"), padding),
     **dict.fromkeys(("roll", "flip"), rolled),
+    "cumsum": summed_up,
     "glu": gated,
     "permute": permute,
     **dict.fromkeys(("movedim", "moveaxis"), movedim),

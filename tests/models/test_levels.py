@@ -424,6 +424,17 @@ def test_a_head_under_the_name_of_a_layer_is_refused():
         family.tensors(family.smallest())
 
 
+@pytest.mark.parametrize(
+    ("order", "of_classes"),
+    [("none", ["head.weight", "head.bias"]), ("log", ["head.weight", "head.bias"]), ("flip", [])],
+)
+@pytest.mark.parametrize("classes", [2, 5])
+def test_channels_as_many_as_classes_are_no_classes(order, of_classes, classes):
+    spec = {"name": f"{OWN}:ClassWide", "input_shape": [1, 8, 8], "classes": classes, "arguments": {"order": order}}
+    family = make_family(spec)
+    assert [name for name, spec in family.tensors(family.full()).items() if spec.of_classes] == of_classes
+
+
 def test_a_module_of_just_these_classes_has_no_head_that_is_known(caplog):
     family = make_family(TIED | {"name": f"{OWN}:ten_classes"})
     assert not any(spec.of_classes for spec in family.tensors(family.full()).values())

@@ -324,3 +324,11 @@ def test_a_frozen_part_of_a_module_of_ones_own_holds_all_that_lies_in_it():
     family = family_of("Adapting", freeze=["stem"])
     frozen = {name for name, spec in family.tensors(family.full()).items() if spec.frozen}
     assert frozen == {f"stem.{part}.{kind}" for part in ("1", "adapter") for kind in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("order", ["none", "flip", "roll", "sum"])
+def test_entries_that_change_places_are_no_classes(order):
+    spec = {"name": "own_traced:Ordered", "input_shape": [1, 8, 8], "classes": 7, "arguments": {"order": order}}
+    family = make_family(spec)
+    of_classes = [name for name, spec in family.tensors(family.full()).items() if spec.of_classes]
+    assert of_classes == (["head.weight", "head.bias"] if order == "none" else [])

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from tests.small_run import simulated_grid, small_config
 from tests.strategies.by_hand import (
     CLASSIFIER,
     CLASSIFIER_BIAS,
@@ -19,6 +20,7 @@ from tests.strategies.by_hand import (
 )
 from wildflower.models.lenet import LeNet5
 from wildflower.rounds.evaluation import Scores
+from wildflower.server_app.app import run
 from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
 from wildflower.strategies.method import client_step_of
 from wildflower.strategies.static_norm import MaskedTraining
@@ -152,3 +154,10 @@ def test_masked_cross_entropy_sets_absent_logits_to_zero_and_keeps_them_in_the_s
     value.backward()
     # Gradient p - onehot on what is present, nothing on what is absent.
     assert model.values.grad.tolist() == pytest.approx([-0.5, 0.0, 0.25])
+
+
+@pytest.mark.parametrize(("order", "told"), [("none", 0), ("flip", 1)])
+def test_it_is_told_once_where_no_tensor_counts_the_classes(order, told, tmp_path, caplog):
+    keys = {"family": "own_traced:Ordered", "family-arguments": f"arguments = {{order = '{order}'}}"}
+    run(simulated_grid(), small_config(tmp_path, strategy="heterofl", rounds=1, **keys))
+    assert caplog.text.count("No tensor of the model counts the classes one by one") == told

@@ -7,7 +7,9 @@ from wildflower.messages.orders import MAX_BESIDE
 from wildflower.messages.packing import Layout
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights, digest
 from wildflower.models.family import Family
+from wildflower.models.placement import class_dimension
 from wildflower.plugins.draws import same_chance
+from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
 from wildflower.strategies.client_step import tensor_sets_of
 from wildflower.strategies.method import ClientStep, Group, Method, Order, client_step_of
@@ -46,6 +48,13 @@ def dry_run_tensor_sets(method: Method) -> None:
         method.family.place(order.architecture, method.selection(order.device, order.architecture).select)
     except ValueError as error:
         raise DryRunError(str(error)) from error
+    by_class = any(tensor_set.merge and tensor_set.merge.present_classes for tensor_set in mine[1].values())
+    tensors = method.family.tensors(order.architecture).values()
+    if by_class and all(class_dimension(spec.axes) is None for spec in tensors):
+        log.warning(
+            "No tensor of the model counts the classes one by one: what devices without a class return counts for it "
+            "as well. A head such as nn.Linear(channels, classes) at the end has such a tensor"
+        )
 
 
 def dry_run_payload(method: Method) -> None:
