@@ -77,7 +77,7 @@ class RowLayers:
         self._tensors, self._weights = dict(tensors), weights
         rows = len(inputs)
         x = inputs.transpose(0, 1).flatten(1, 2)
-        if x.dim() == 4:
+        if x.dim() == 4 and x.device.type == "cpu":
             x = x.contiguous(memory_format=torch.channels_last)
         outputs: Tensor = network(x)
         return outputs.unflatten(1, (rows, -1)).transpose(0, 1)

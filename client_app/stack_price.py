@@ -20,8 +20,8 @@ from wildflower.models.cost import OPTIMIZERS, cost
 from wildflower.models.network import Network
 
 ROWS = 2  # devices whose step is followed
-# What a process keeps of the convolutions of a stack. Measured: 7 to 9 MB in networks of 2 to 6 of them.
-CONVOLUTIONS_BYTES = 8 * 10**6
+# What a process keeps of the convolutions of a stack. Measured: 3 to 10 MB in networks of 2 to 6 of them.
+CONVOLUTIONS_BYTES = 6 * 10**6
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
