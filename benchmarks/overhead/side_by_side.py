@@ -49,6 +49,7 @@ WORKLOADS = {
         "strategy=wildflower",
         "devices=1000",
         "devices-per-round=100",
+        "rounds=12",
     ],
 }
 WAYS = ("off", "32", "fastest")
