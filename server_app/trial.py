@@ -167,7 +167,7 @@ class _Trial:
         for size in sizes:
             self._evaluate(network, size)
         self._check_repeatable()
-        warnings = self._check_independent(network)
+        warnings = self._check_independent(network) + self._check_logits()
         network = self.network().train()
         before = {name: buffer.clone() for name, buffer in network.named_buffers()}
         moved: set[str] = set()
@@ -411,6 +411,22 @@ class _Trial:
         return [
             f"In evaluation mode the answer of {self.where} to an input depends on the other inputs of its batch: "
             "nn.LSTM, nn.GRU and attention need batch_first=True, and softmax must not be over dimension 0"
+        ]
+
+    def _check_logits(self) -> list[str]:
+        """Return a warning where answers are probabilities, and the loss takes a softmax of them once more."""
+        if self.task.label_kind == "numbers" or not self.task.sums_examples:
+            return []
+        network = self.scored().eval()
+        with torch.no_grad(), same_draws():
+            for parameter in network.parameters():
+                parameter.normal_()  # logits are far from probabilities then, which first weights need not show
+            outputs = network(laid_out_for(network, self._examples(8)[0]))
+        if not bool(((outputs >= 0) & (outputs <= 1)).all()):
+            return []
+        return [
+            f"The answers of {self.where} lie between 0 and 1, as behind a softmax or a sigmoid, and the loss takes a "
+            "softmax of them: it learns slowly so. Return what is before it, the logits"
         ]
 
     def _check_kept(self, network: Network, before: dict[str, Tensor]) -> None:

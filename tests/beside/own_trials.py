@@ -98,6 +98,30 @@ class OverTheBatch(Plain):
         return super().forward(images).log_softmax(0)
 
 
+class Softmax(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).softmax(1)
+
+
+class Sigmoid(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).sigmoid()
+
+
+class LogSoftmax(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).log_softmax(1)
+
+
+class Zeros(Plain):
+    """Answers with zeros at first."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
 class EarlierOnes(nn.Module):
     """Takes the batch for time: an answer depends on the inputs before it."""
 

@@ -97,6 +97,13 @@ def test_answers_that_depend_on_chance_or_on_the_batch_are_warned_of(digits, nam
     assert words.split(".*")[0].strip() in warning
 
 
+@pytest.mark.parametrize(("name", "told"), [("Softmax", 1), ("Sigmoid", 1), ("LogSoftmax", 0), ("Zeros", 0)])
+def test_probabilities_in_place_of_logits_are_warned_of(digits, name, told):
+    warnings = tried(name, digits)
+    assert len(warnings) == told
+    assert all("lie between 0 and 1, as behind a softmax or a sigmoid" in warning for warning in warnings)
+
+
 @pytest.mark.parametrize(("name", "what"), [("FirstBatchSetsWeights", "ready"), ("WarmUp", "steps")])
 def test_what_training_changes_and_does_not_travel_is_warned_of(digits, name, what):
     [warning] = tried(name, digits)
