@@ -51,6 +51,14 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
 
 def agree_here(config: RunConfig, spec: TaskSpec) -> OwnData:
     """Read the folders of simulated devices, which lie on this machine. ConfigError where none has data that fit."""
+    folders = Path(spec.data_dir) / "devices"
+    if not folders.is_dir():
+        is_inside = Path(spec.data_dir).name == "devices" and bool(spec.data_dir)
+        hint = f": is data-dir = {str(Path(spec.data_dir).parent)!r} meant?" if is_inside else ""
+        raise ConfigError(
+            f"data-dir = {spec.data_dir!r} has no folder 'devices': with partition = 'own' simulated device 0 has its "
+            f"data in devices/0000 there, device 1 in devices/0001{hint}"
+        )
     test = server_test(spec)
     declared = _declared(config, spec, test)
     said = ask_here(spec, range(config.devices), moments=not declared.mean)

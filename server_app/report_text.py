@@ -77,6 +77,8 @@ def _is_it_good(summary: Summary, baseline: tuple[str, float] | None) -> list[st
         sentences.append(
             f"Devices of tier {best} get the best models ({text(by_tier[best])}), those of {summary.worst_tier} the "
             "worst."
+            if len({text(score) for score in by_tier.values()}) > 1  # means of equal scores differ in the last bits
+            else "Devices of all tiers get equally good models."
         )
     if summary.devices_without_model:
         sentences.append(f"{counted(summary.devices_without_model, 'device')} get no model at all, and count so.")

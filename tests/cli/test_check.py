@@ -148,6 +148,21 @@ def test_what_is_left_out_of_folders_is_shown_by_device(typed, tmp_path):
     assert page.count("holiday.heic") == 1
 
 
+def test_the_folder_of_devices_in_place_of_the_one_above_is_told_once(typed, tmp_path):
+    for device, (inputs, labels) in enumerate(digits_of_devices(4)):
+        image_folder(tmp_path / "data" / "devices" / f"{device:04}", inputs, labels)
+    code, page = typed("task=images", "partition=own", "data-dir=data/devices", "test-fraction=0.3")
+    assert code == 1
+    assert f"is data-dir = '{tmp_path / 'data'}' meant?" in page
+    assert "The run cannot begin: 1 error." in page
+
+
+def test_own_data_without_a_fleet_are_those_of_real_devices(typed):
+    code, page = typed("task=images", "partition=own", "fleet=", "test-fraction=0.3")
+    assert code == 0, page
+    assert "real ones, which `wildflower run` reaches with --superlink" in page
+
+
 def test_a_device_whose_folder_is_unfit_is_named_with_the_reason(typed, tmp_path):
     for device, (inputs, labels) in enumerate(digits_of_devices(3)):
         image_folder(tmp_path / "data" / "devices" / f"{device:04}", inputs, labels)

@@ -168,12 +168,12 @@ def test_all_alike_is_told(tmp_path):
 
 
 def test_a_round_waits_for_a_few_slow_devices_and_not_for_most_of_them(tmp_path):
-    """One quick device of 24 is no reason to hold the other 23 back; one slow one is."""
-    for slow, waits in ((23, False), (1, True)):
+    """One quick device of 24 is no reason to hold the other 23 back; one slow one is, but not over milliseconds."""
+    for slow, speed, waits in ((23, 0.001, False), (1, 0.001, True), (1, 0.1, False)):
         fleet = tmp_path / f"{slow}.toml"
         groups = "".join(
             f'[[group]]\nname = "{name}"\ncount = {count}\nmemory = "1 GB"\nspeed = {speed}\n'
-            for name, count, speed in (("slow", slow, 0.001), ("quick", 24 - slow, 1.0))
+            for name, count, speed in (("slow", slow, speed), ("quick", 24 - slow, 1.0))
         )
         fleet.write_text(groups)
         keys = {"fleet": str(fleet), "devices": 24, "examples_per_device": 30}
@@ -307,6 +307,16 @@ def test_the_command_reads_in_80_columns_and_says_by_its_code_who_gets_none(tmp_
     value = json.loads(shown.stdout)
     assert [device["parameters"] for device in value["devices"] if device["tier"] == "tiny"] == [0]
     assert value["counts"] == {"quick": 2, "slow": 3, "tiny": 1}
+
+
+def test_ranges_within_a_tier_leave_names_and_headers_whole_in_80_columns(tmp_path):
+    fleet = tmp_path / "fleet.toml"
+    group = '[[group]]\nname = "workstation"\ncount = 30\ntraining_memory = {uniform = ["1 MB", "3 MB"]}\n'
+    fleet.write_text(group + group.replace("workstation", "phone").replace("30", "9"))
+    shown = invoke("--set", f"fleet={fleet}", "--set", "devices=39")
+    assert shown.exit_code == 0, shown.output
+    for words in ("30 workstation ", " parameters ", " MB memory ", " MB budget ", " to \n"):
+        assert words in shown.output
 
 
 def test_what_is_wrong_is_said(tmp_path):

@@ -211,6 +211,15 @@ def test_a_method_whose_models_stay_on_devices_has_no_whole_model(strategy, save
     assert ("whole model" in rows) is (name == "whole model")
 
 
+def test_no_tier_is_worst_where_scores_differ_in_the_last_bits_alone(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, delivered_score=0.9, delivered_score_by_tier={"a": 0.1 + 0.2, "b": 0.3}), [])
+    journal.finish("finished")
+    rows = summary_rows(read_summary(tmp_path), virtual_clock=True, whole="whole model")
+    assert [row for row in rows if row[0].startswith("  tier")] == [("  tier a", "30 %"), ("  tier b", "30 %")]
+    assert "Devices of all tiers get equally good models." in (tmp_path / "report.html").read_text()
+
+
 def test_every_table_is_there_for_a_paper_and_every_chart_as_svg(tmp_path):
     three_rounds(tmp_path).finish("finished")
     rest, figures, _ = split((tmp_path / "report.html").read_text())

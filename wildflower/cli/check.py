@@ -108,6 +108,7 @@ def check(config: RunConfig, run_dir: Path, width: int) -> Page:
     if config.partition == "own" and not config.fleet:
         page.add("Data", "on the devices: what is left out there is told when they are asked, before round 1")
         page.add("Model", "its inputs and classes follow from what devices agree on, when they are asked")
+        page.add("Devices", "real ones, which `wildflower run` reaches with --superlink: fleet = '' simulates none")
         _resumed(page, config, run_dir, None)
         return page
     engine = None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 MAX_DEVICES_PER_TIER = 50  # a tier of more is planned with that many of its devices, evenly spread
 STRAGGLER_FACTOR = 2.0  # a round that lasts longer than this many times the median device's has a straggler
+SHORTEST_WAIT_SECONDS = 0.1  # a shorter round is not worth smaller models: no message reaches a device in less
 LIMITS: dict[str, dict[str, Any]] = {
     "memory": {"memory_bytes": 2**62},
     "link": {"download_bytes": None, "upload_bytes": None},
@@ -279,7 +280,7 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     for tier, devices in _by_tier(beyond).items():
         found.append(
             f"Tier {tier} gets a model beyond its budget: {_excess(devices, config)}. strategy = {config.strategy!r} "
-            f"with below-smallest = {config.below_smallest!r} gives it all the same."
+            f"with below-smallest = {config.below_smallest!r} gives it nevertheless."
         )
     if config.secure_aggregation.is_on:
         found += _small_sums(plan, engine, config)
@@ -295,7 +296,8 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             "and they do not finish."
         )
         last = None
-    if last is not None and not config.budget.round_seconds and last.seconds > STRAGGLER_FACTOR * usual > 0:
+    is_late = last is not None and last.seconds > max(STRAGGLER_FACTOR * usual, SHORTEST_WAIT_SECONDS) and usual > 0
+    if last is not None and is_late and not config.budget.round_seconds:
         found.append(
             f"A round waits for tier {last.tier}, which takes {seconds_text(last.seconds)}; the median device takes "
             f"{seconds_text(usual)}. budget.round-seconds = {float(f'{usual:.2g}'):g} gives slow devices less to "
@@ -476,4 +478,4 @@ def _plain(value: float, digits: int = 3) -> str:
 
 def _range(values: Sequence[float], form: Callable[[float], str] = _plain) -> str:
     low, high = form(min(values)), form(max(values))
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low} to\n{high}"  # two lines, so that no word of a column is cut in two
