@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
@@ -104,6 +105,12 @@ def _why(error: Exception, module: nn.Module, inputs: Tensor) -> str:
     line = _line_of(error)
     kind, text = type(error).__name__, str(error)
     if "DataDependent" in kind or "data-dependent" in text:
+        norms = {name: part for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+        if counting := [name for name, norm in norms.items() if norm.momentum is None]:
+            return (
+                f"has a batch norm, {counting[0]}, with momentum = None, which divides by a count of batches: give it "
+                f"a momentum, such as 0.1, {WHOLE}"
+            )
         return (
             f"decides by the values of a tensor{line}, and a model that is cut by itself may decide by shapes alone: "
             f"compute both and choose by torch.where, {WHOLE}"

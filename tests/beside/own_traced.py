@@ -191,6 +191,15 @@ class ByValue(Dense):
         return self.head(x)
 
 
+class CountingBatches(Dense):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.norm = nn.BatchNorm1d(classes, momentum=None)
+
+    def forward(self, images):
+        return self.norm(super().forward(images))
+
+
 class Squared(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

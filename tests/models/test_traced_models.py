@@ -209,6 +209,7 @@ def test_large_batches_are_priced_from_one_step_too(name):
     ("name", "words"),
     [
         ("ByValue", r"decides by the values of a tensor \(own_traced\.py:\d+: if x\.mean\(\) > 0:\)"),
+        ("CountingBatches", r"has a batch norm, norm, with momentum = None, .*: give it a momentum, such as 0\.1"),
         ("OwnBackward", r"own_traced\.Squared, an autograd\.Function"),
         ("TwoInputs", r"takes several inputs .*default, or write a module around it"),
         ("Pair", "answers with 2 tensors in a tuple"),
