@@ -16,7 +16,7 @@ from wildflower.models.traced.graph import Operation
 from wildflower.models.traced.layouts import Layout
 from wildflower.models.traced.making import TOLERANCE, TRIED, answer_of, inputs_like, written_module
 from wildflower.models.traced.operators import CONVOLUTIONS, short_name
-from wildflower.models.traced.program import Program
+from wildflower.models.traced.program import INPUT, Program, reads
 from wildflower.models.traced.writing import Written
 from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError
@@ -53,10 +53,17 @@ def _weights(network: Program, nodes: list[Operation]) -> dict[str, Tensor]:
     found = {name: value.detach().clone() for name, value in network.state_dict().items()}
     for node in nodes:
         share = network.scale(node)
-        for argument in node.args[1:3] if share != 1 else ():
-            if isinstance(argument, dict) and argument.get("t") in found:
-                found[argument["t"]] /= share
+        for name in found.keys() & _of_layer(nodes, node) if share != 1 else ():
+            found[name] /= share
     return found
+
+
+def _of_layer(nodes: list[Operation], node: Operation) -> set[str]:
+    """Return the tensors of a layer behind which the scaler stands: behind a bias those of the product too."""
+    read, names = reads(node)
+    if node.op.startswith(("add.", "add_.")):
+        names = names.union(*(reads(nodes[number])[1] for number in read if number != INPUT))
+    return names
 
 
 def _put(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

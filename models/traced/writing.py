@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from wildflower.models.traced.graph import (
 )
 from wildflower.models.traced.groups import Group, groups_of, pinned_of
 from wildflower.models.traced.layer_rules import LAYER_RULES
-from wildflower.models.traced.layouts import Atom, Layout, resolved, size_of
+from wildflower.models.traced.layouts import Atom, Layout, product, resolved, size_of
 from wildflower.models.traced.operators import CONSTANT, CONVOLUTIONS, CREATION, GETITEM, OPAQUE, full_name, short_name
 from wildflower.models.traced.program import reads
 from wildflower.models.traced.propagation import Propagation, arguments, place_in_code
@@ -38,6 +39,7 @@ from wildflower.plugins.reference import PluginError
 DROPPED = ("pin_memory", "layout", "memory_format")  # arguments that change no value
 RESIZED = {"_reshape_alias", "_unsafe_view", "broadcast_to", "expand", "reshape", "view"} | CREATION
 SCALED = CONVOLUTIONS | {"linear"}
+PRODUCTS = {"addmm", "baddbmm", "bmm", "einsum", "matmul", "mm", "mv"}  # linear layers, if one factor is of weights
 
 
 class Written:
@@ -210,12 +212,13 @@ class Written:
         heads = {place.nodes[training]: (number, place) for number, place in enumerate(self.places)}
         numbers: dict[Node, dict[str, Any]] = {}
         written: list[Operation] = []
+        scaled = self._scaled(graph, names)
         for node in graph.nodes:
             if node.op == "placeholder":
                 name = names.get(node.name)
                 numbers[node] = {"x": 0} if name is None else {"t": name}
             elif node in live:
-                written.append(self._operation(node, numbers))
+                written.append(self._operation(node, numbers).model_copy(update={"scaled": scaled.get(node)}))
                 numbers[node] = {"n": len(written) - 1}
                 self.positions[node] = len(written) - 1
                 if node in heads:
@@ -248,12 +251,38 @@ class Written:
             else:
                 args.append(encoded)
                 needed = needed if is_default else len(args)
-        scaled = None
-        if short_name(node.target) in SCALED:
-            out = self.found.of(node)[1 if short_name(node.target) != "linear" else -1]
-            size = self.size(out)
-            scaled = None if isinstance(size, int) else size
-        return Operation(op=full_name(target), args=args[:needed], kwargs=kwargs, scaled=scaled)
+        return Operation(op=full_name(target), args=args[:needed], kwargs=kwargs)
+
+    def _scaled(self, graph: FxGraph, names: Mapping[str, str]) -> dict[Node, list[list[int]]]:
+        """Return the nodes behind which HeteroFL's scaler stands, and the size of the channels that it divides by.
+
+        They are linear layers and convolutions, and products with weights such as x @ W, behind a bias that is added.
+        """
+        found: dict[Node, list[list[int]]] = {}
+        of_weights: set[Node] = set()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                if node.name in names:
+                    of_weights.add(node)
+                continue
+            if node.op != "call_function" or not node.all_input_nodes:
+                continue
+            if of_weights.issuperset(node.all_input_nodes):
+                of_weights.add(node)
+            elif short_name(node.target) in SCALED:
+                self._scale(found, node, [self.found.of(node)[1 if short_name(node.target) != "linear" else -1]])
+            elif short_name(node.target) in PRODUCTS:
+                columns = [
+                    resolved(column) for w in of_weights & {*node.all_input_nodes} for column in self.found.of(w)
+                ]
+                behind = _bias_behind(node, of_weights)
+                self._scale(found, behind, [row for row in self.found.of(node) if resolved(row) in columns])
+        return found
+
+    def _scale(self, found: dict[Node, list[list[int]]], node: Node, channels: list[Layout]) -> None:
+        size = self.size(product(channels))
+        if not isinstance(size, int):
+            found[node] = size
 
     def _resized(self, node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
         """Return an operator and its arguments, with sizes in place of the numbers that change."""
@@ -424,3 +453,12 @@ def _roots(node: Node) -> set[Node]:
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return {node}
+
+
+def _bias_behind(node: Node, of_weights: set[Node]) -> Node:
+    """Return the addition of weights to a product where nothing else reads the product; else the product."""
+    if len(node.users) != 1:
+        return node
+    [reader] = node.users
+    adds = reader.op == "call_function" and short_name(reader.target) in ("add", "add_")
+    return reader if adds and of_weights & {*reader.all_input_nodes} else node

@@ -265,3 +265,35 @@ class Halved(Layers):
 
     def forward(self, images):
         return super().forward(images.bfloat16()).float()
+
+
+class ByHand(Layers):
+    """Layers of `Layers` written as products with weights; `way` says how."""
+
+    def __init__(self, classes, way="layers"):
+        super().__init__(classes)
+        self.way = way
+
+    def between(self, x):
+        weight, bias = self.second.weight, self.second.bias
+        return {
+            "layers": lambda: self.second(x),
+            "matmul": lambda: bias + x @ weight.T,
+            "addmm": lambda: torch.addmm(bias, x, weight.T),
+            "einsum": lambda: torch.einsum("bi,oi->bo", x, weight) + bias,
+            "columns": lambda: (bias[:, None] + torch.matmul(weight, x[..., None]))[..., 0],
+        }[self.way]()
+
+    def forward(self, images):
+        return self.head(self.between(self.first(images.flatten(1)).relu()).relu())
+
+
+class Products(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.bias = nn.Parameter(torch.randn(64, 12) / 8), nn.Parameter(torch.zeros(12))
+        self.second, self.head = nn.Parameter(torch.randn(12, 10) / 3), nn.Linear(10, classes)
+
+    def forward(self, images):
+        x = torch.tanh(images.flatten(1) @ self.first + self.bias)
+        return self.head(torch.tanh(x @ self.second))

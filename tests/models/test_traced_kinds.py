@@ -9,6 +9,7 @@ from tests.small_run import simulated_grid, small_config, started
 from wildflower.models.architecture import Architecture
 from wildflower.models.family import make_family
 from wildflower.models.placement import chosen, leading
+from wildflower.models.traced.own_module import own_module
 from wildflower.models.weights import with_weights
 
 pytestmark = pytest.mark.thorough
@@ -125,3 +126,21 @@ def test_recipfl_says_that_it_writes_float32(tmp_path):
         ValueError, match=r"writes float32, and first\.weight is bfloat16: make the model by \.float\(\)"
     ):
         started(small_config(tmp_path, family="own_kinds:Halved", strategy="recipfl", **keys))
+
+
+@pytest.mark.parametrize("way", ["matmul", "addmm", "einsum", "columns"])
+def test_the_scaler_stands_behind_layers_that_are_written_as_products(way):
+    families = [family_of("ByHand", scaler=True, arguments={"way": w}) for w in ("layers", way)]
+    arch = families[0].width(0.5)
+    weights = families[0].place(arch).gather(lively(families[0]))
+    answers = [with_weights(family, arch, dict(weights)).eval()(batch("ByHand")) for family in families]
+    assert torch.allclose(*answers, atol=1e-5)
+
+
+def test_a_cut_with_layers_written_as_products_comes_as_its_own_class():
+    family = family_of("Products", scaler=True)
+    arch = family.width(0.5)
+    network = with_weights(family, arch, family.place(arch).gather(lively(family))).eval()
+    found = own_module(family, arch, network)
+    assert type(found) is own_kinds.Products
+    assert torch.allclose(found(batch("Products")), network(batch("Products")), atol=1e-5)
