@@ -253,7 +253,7 @@ def test_a_folder_with_runs_of_other_settings_is_refused(folder, runs):
     done = swept(folder, "--seeds", "1", "--set", "batch-size=7")
     assert done.exit_code == 1
     assert "batch-size was" in done.output
-    assert "another folder" in done.output
+    assert "another folder: --folder, in Python folder=" in done.output
     assert len(runs.asked) == 1
 
 

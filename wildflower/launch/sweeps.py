@@ -306,7 +306,7 @@ def _check_begun(run_dir: Path, config: "RunConfig", known: "Known") -> None:
         check_same(run_dir, plugins=digests(config.modules()))
         check_same_inputs(run_dir, config, known)
     except JournalError as error:
-        raise SettingsError(f"{error}. Give this sweep another folder") from None
+        raise SettingsError(f"{error}. Give this sweep another folder: --folder, in Python folder=") from None
     except (ValueError, OSError) as error:  # of the files themselves
         raise SettingsError(str(error)) from None
 
