@@ -112,7 +112,7 @@ class TicketTraining(ClientStep):
         masks = before
         # An evaluation scores the ticket that there is; a device that has lost the first weights waits for them.
         if self.may_prune and context.keeps and initial is not None and score(context, model) > self.threshold:
-            parameters = dict(model.named_parameters())
+            parameters = {**dict(model.named_buffers()), **dict(model.named_parameters())}
             masks = {name: prune(parameters[name].detach(), mask, self.pruned) for name, mask in before.items()}
             with torch.no_grad():
                 for name, value in initial.items():

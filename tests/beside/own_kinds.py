@@ -297,3 +297,15 @@ class Products(nn.Module):
     def forward(self, images):
         x = torch.tanh(images.flatten(1) @ self.first + self.bias)
         return self.head(torch.tanh(x @ self.second))
+
+
+class Still(Layers):
+    """With a buffer and a parameter that no gradient moves."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.register_buffer("shift", torch.randn(16))
+        self.slope = nn.Parameter(torch.ones(16), requires_grad=False)
+
+    def between(self, x):
+        return x * self.slope + self.shift

@@ -144,3 +144,13 @@ def test_a_cut_with_layers_written_as_products_comes_as_its_own_class():
     found = own_module(family, arch, network)
     assert type(found) is own_kinds.Products
     assert torch.allclose(found(batch("Products")), network(batch("Products")), atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["fednova", "q-fedavg", "scaffold", "spatl", "lotteryfl", "fedadam", "wildflower"])
+def test_what_no_gradient_moves_stays_under_every_kind_of_update(tmp_path, strategy):
+    engine, scorer = started(small_config(tmp_path, family="own_kinds:Still", strategy=strategy))
+    before = {name: engine.method.weights[name].clone() for name in ("shift", "slope", "second.weight")}
+    result = engine.run_round(simulated_grid(), 1, scorer)
+    assert {line["outcome"] for line in result.devices} <= {"trained", "nothing fits"}
+    same = {name: torch.equal(engine.method.weights[name], value) for name, value in before.items()}
+    assert same == {"shift": True, "slope": True, "second.weight": False}
