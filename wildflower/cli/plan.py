@@ -384,7 +384,7 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
         spare = min(device.memory_bytes / max(1, device.needed_memory_bytes) for device in given)
         return (
             f"{begin}, the whole model: nothing limits them, and the poorest has {spare:.3g} times the memory that it "
-            f"needs. Try a larger family or family-arguments than {plan.family}, or hold slow devices back with "
+            "needs. Try a larger model by `family` or `family-arguments`, or hold slow devices back with "
             "budget.round-seconds or budget.transfer-seconds."
         )
     if goes_by_widths(config, method):
