@@ -37,6 +37,8 @@ def part(
         module.register_buffer(name, buffer, persistent=name not in not_saved)
     for name, child in (children or {}).items():
         module._modules[name] = child  # a container's own `add_module` would count it once more
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
     return module
 
 

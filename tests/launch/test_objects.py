@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import wildflower as wf
 from wildflower.launch.before import check_buildable
 from wildflower.launch.experiment_file import beside, resolve
+from wildflower.launch.instance import add_instance
 from wildflower.launch.source import Source
 from wildflower.server_app.inputs import task_spec
 from wildflower.strategies.heterofl import HeteroFL
@@ -369,6 +370,17 @@ def test_what_cannot_be_written_down_is_told(cell, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", main)
     with pytest.raises(wf.SettingsError, match=words):
         Source("model").add("make", main.make)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_module_is_written_down(kind):
+    module, made, x = kind(3, 5, 2, bidirectional=True), {}, torch.ones(4, 2, 3)
+    source = Source("model")
+    add_instance(source, "model", module)
+    exec(source.text("A model."), made)
+    again = made["model"]()
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again(x)[0], module(x)[0])
 
 
 def test_a_module_with_hooks_or_large_constants_is_refused(runs):

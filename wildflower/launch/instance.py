@@ -16,6 +16,7 @@ from wildflower.launch.source import MAX_NUMBERS, Source
 GIVE_A_CLASS = "give the class, or a function that makes the module"
 _TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _USUAL = vars(nn.Module()).keys()
+_MADE_AGAIN = ("_flat_weights", "_flat_weight_refs")  # of recurrent layers, from their parameters
 
 
 def add_instance(source: Source, name: str, module: nn.Module) -> None:
@@ -56,7 +57,9 @@ class _Made:
         if any(value for key, value in own.items() if "_hooks" in key):
             raise SettingsError(f"{what}: {where} has hooks, which cannot be written down: {GIVE_A_CLASS}")
         kind = self.source.expression(type(module), where)
-        plain = {key: value for key, value in own.items() if key not in _TABLES and "_hooks" not in key}
+        plain = {
+            key: value for key, value in own.items() if key not in (*_TABLES, *_MADE_AGAIN) and "_hooks" not in key
+        }
         given = {key: value for key, value in plain.items() if key not in _USUAL or value != vars(nn.Module())[key]}
         attributes = ", ".join(f"{key!r}: {self._value(value, f'{where}.{key}')}" for key, value in given.items())
         text = [f"{kind}, {{{attributes}}}"]
