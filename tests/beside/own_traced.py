@@ -495,12 +495,16 @@ class MaskedWords(nn.Module):
 
 
 class Ordered(nn.Module):
-    """A head whose answers are put into another order, or summed up."""
+    """A head whose answers are put into another order, summed up, or mixed by numbers that are not learned."""
 
     def __init__(self, classes, order):
         super().__init__()
         self.inner, self.head, self.order = nn.Linear(64, 12), nn.Linear(12, classes), order
+        if order == "mix":
+            self.register_buffer("mixed", torch.eye(classes) + 0.1)
 
     def forward(self, x):
         answer = self.head(self.inner(x.flatten(1)).relu())
+        if self.order == "mix":
+            return answer @ self.mixed
         return {"none": answer, "flip": answer.flip(1), "roll": answer.roll(1, 1), "sum": answer.cumsum(1)}[self.order]

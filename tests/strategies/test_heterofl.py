@@ -156,7 +156,7 @@ def test_masked_cross_entropy_sets_absent_logits_to_zero_and_keeps_them_in_the_s
     assert model.values.grad.tolist() == pytest.approx([-0.5, 0.0, 0.25])
 
 
-@pytest.mark.parametrize(("order", "told"), [("none", 0), ("flip", 1)])
+@pytest.mark.parametrize(("order", "told"), [("none", 0), ("flip", 1), ("mix", 1)])
 def test_it_is_told_once_where_no_tensor_counts_the_classes(order, told, tmp_path, caplog):
     keys = {"family": "own_traced:Ordered", "family-arguments": f"arguments = {{order = '{order}'}}"}
     run(simulated_grid(), small_config(tmp_path, strategy="heterofl", rounds=1, **keys))

@@ -49,8 +49,10 @@ def dry_run_tensor_sets(method: Method) -> None:
     except ValueError as error:
         raise DryRunError(str(error)) from error
     by_class = any(tensor_set.merge and tensor_set.merge.present_classes for tensor_set in mine[1].values())
-    tensors = method.family.tensors(order.architecture).values()
-    if by_class and all(class_dimension(spec.axes) is None for spec in tensors):
+    tensors = method.family.tensors(order.architecture)
+    network = method.family.without_memory(order.architecture)
+    learned = tensors.keys() & {name for name, _ in network.named_parameters()}
+    if by_class and learned and all(class_dimension(tensors[name].axes) is None for name in learned):
         log.warning(
             "No tensor of the model counts the classes one by one: what devices without a class return counts for it "
             "as well. A head such as nn.Linear(channels, classes) at the end has such a tensor"
