@@ -27,8 +27,8 @@ class Fit:
         loss: mean loss of a batch, from inputs and labels.
         start: returns the numbers of the examples of every batch, each time from the first one on.
         examples_of: the inputs and labels of some examples.
-        data: of trainings with the same one, each's `examples_of` serves all, for any examples together; None: nobody
-            knows.
+        data: names what the examples are taken from. Trainings with the same name can take theirs together, by the
+            `examples_of` of any of them; None: each takes its own.
         examples: how many there are.
         regularizer: is added to the loss.
         new_statistics: as of `wildflower.strategies.method.ClientContext.fit`.

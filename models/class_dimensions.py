@@ -13,7 +13,7 @@ TOLERANCE = 1e-3  # of what a class's own answer moves by
 
 
 def growing(mine: Mapping[str, Tensor], grown: Mapping[str, Tensor], classes: int) -> dict[str, list[int]]:
-    """Return the dimensions of as many entries as there are classes, which has one more where there is one class more.
+    """Return the dimensions with an entry for each class, which have one more where there is one class more.
 
     Args:
         mine, grown: tensors by name for `classes` and for one more.
@@ -30,9 +30,9 @@ def of_classes(
 ) -> dict[str, int]:
     """Return the dimension of each tensor whose k-th entry belongs to class k.
 
-    Where a layer inside has as many channels as there are classes, its tensors and those that read it grow as well. So
-    unless there are heads alone, entries are changed, and only the answer of their own class may move then, or all
-    others alike, as behind a log-softmax.
+    Where a layer inside has as many channels as there are classes, its tensors and those that read it grow as well.
+    Then entries are changed one by one. Only the answer of an entry's own class may move, or those of all other
+    classes by the same amount, as behind a log-softmax.
 
     Args:
         candidates: the dimensions that are `growing`.

@@ -21,7 +21,7 @@ from wildflower.models.layers import TensorSpec
 from wildflower.models.network import Network
 from wildflower.models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
 from wildflower.models.skeleton import parameters_without_memory
-from wildflower.plugins.draws import same_draws
+from wildflower.plugins.draws import inputs_like, same_draws
 from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError
 
@@ -157,11 +157,8 @@ def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[st
         with same_draws():
             return one_more.build(arch)
 
-    shape, dtype = (2, *family.input_shape), family.input_dtype
-    generator = torch.Generator().manual_seed(0)
-    if dtype.is_floating_point:
-        return of_classes(candidates, mine, build, torch.rand(shape, generator=generator))
-    return of_classes(candidates, mine, build, torch.randint(2, shape, generator=generator, dtype=dtype))
+    inputs = inputs_like((2, *family.input_shape), family.input_dtype, torch.Generator().manual_seed(0))
+    return of_classes(candidates, mine, build, inputs)
 
 
 def meta_state(family: Family, arch: Architecture) -> dict[str, Tensor]:

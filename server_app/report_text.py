@@ -77,7 +77,7 @@ def _is_it_good(summary: Summary, baseline: tuple[str, float] | None) -> list[st
         sentences.append(
             f"Devices of tier {best} get the best models ({text(by_tier[best])}), those of {summary.worst_tier} the "
             "worst."
-            if len({text(score) for score in by_tier.values()}) > 1  # means of equal scores differ in the last bits
+            if summary.tiers_differ
             else "Devices of all tiers get equally good models."
         )
     if summary.devices_without_model:

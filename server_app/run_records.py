@@ -245,6 +245,12 @@ class Summary(Record):
         """Return what a run is measured by: the delivered score, or the final one where it has none."""
         return self.final_score if self.delivered_score is None else self.delivered_score
 
+    @property
+    def tiers_differ(self) -> bool:
+        """Say whether tiers' scores differ as they are shown: means of equal scores may differ in their last bits."""
+        text = score_format(self.scale)
+        return len({text(score) for score in (self.delivered_score_by_tier or {}).values()}) > 1
+
     def delivered_note(self) -> str:
         """Return what stands beside the delivered score: over how many evaluations it is, the last, and who is left
         out."""

@@ -23,7 +23,7 @@ from wildflower.models.network import Network
 from wildflower.models.traced.family import Traced
 from wildflower.models.traced.program import Program
 from wildflower.models.weights import with_weights
-from wildflower.plugins.draws import same_draws
+from wildflower.plugins.draws import inputs_like, same_draws
 from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError, is_reference, one_sentence
 from wildflower.server_app.units import counted
@@ -297,10 +297,7 @@ class _Trial:
             return self.task.batch(data.inputs[picked], data.labels[picked], augment=None)
         generator = torch.Generator().manual_seed(0)
         shape = (size, *self.family.input_shape)
-        if self.family.input_dtype.is_floating_point:
-            inputs = torch.randn(shape, generator=generator)
-        else:
-            inputs = torch.randint(0, 2, shape, generator=generator)
+        inputs = inputs_like(shape, self.family.input_dtype, generator)
         numbers = self.task.label_kind == "numbers"
         return inputs, torch.zeros((size, *self._positions(inputs)), dtype=torch.float32 if numbers else torch.int64)
 
@@ -426,7 +423,7 @@ class _Trial:
             return []
         return [
             f"The answers of {self.where} lie between 0 and 1, as behind a softmax or a sigmoid, and the loss takes a "
-            "softmax of them: it learns slowly so. Return what is before it, the logits"
+            "softmax of them, so that it learns slowly. Return the logits, which are what is before it"
         ]
 
     def _check_kept(self, network: Network, before: dict[str, Tensor]) -> None:

@@ -112,13 +112,13 @@ class TicketTraining(ClientStep):
         masks = before
         # An evaluation scores the ticket that there is; a device that has lost the first weights waits for them.
         if self.may_prune and context.keeps and initial is not None and score(context, model) > self.threshold:
-            parameters = {**dict(model.named_buffers()), **dict(model.named_parameters())}
-            masks = {name: prune(parameters[name].detach(), mask, self.pruned) for name, mask in before.items()}
+            tensors = model.state_dict()
+            masks = {name: prune(tensors[name], mask, self.pruned) for name, mask in before.items()}
             with torch.no_grad():
                 for name, value in initial.items():
-                    parameters[name].copy_(value)
+                    tensors[name].copy_(value)
                     if name in masks:
-                        parameters[name].mul_(masks[name])
+                        tensors[name].mul_(masks[name])
         # Gradients of what is pruned are 0, so that it stays 0.
         loss = context.fit(model, PureLoss(context.task, model), factors=masks)
         state = dict(model.state_dict())

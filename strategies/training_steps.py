@@ -60,8 +60,12 @@ class ChangesTraining(Training):
     @staticmethod
     def answer(model: Network, changes: Weights, loss: float | None, facts: dict[str, list[float]]) -> Answer:
         """Return what a device answers with these changes; tensors that no gradient moves have changed by 0."""
-        still = {name: value for name, value in model.state_dict().items() if not name.endswith(STATISTICS)}
-        tensor_sets = {"changes": {**{name: torch.zeros_like(value) for name, value in still.items()}, **changes}}
+        still = {
+            name: torch.zeros_like(value)
+            for name, value in model.state_dict().items()
+            if name not in changes and not name.endswith(STATISTICS)
+        }
+        tensor_sets = {"changes": {**still, **changes}}
         if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
             tensor_sets["statistics"] = statistics
         return Answer(model, tensor_sets, loss, facts)

@@ -237,10 +237,19 @@ class _Mode:
 
 def of_input(graph: FxGraph, names: Collection[str]) -> set[Node]:
     """Return the nodes that depend on the input; `names` are those of placeholders that are tensors of the module."""
-    found: set[Node] = set()
+    return _behind(graph, [node for node in graph.nodes if node.op == "placeholder" and node.name not in names])
+
+
+def of_tensors(graph: FxGraph, names: Collection[str]) -> set[Node]:
+    """Return the nodes that depend on tensors of the module; `names` as in `of_input`."""
+    return _behind(graph, [node for node in graph.nodes if node.op == "placeholder" and node.name in names])
+
+
+def _behind(graph: FxGraph, starts: Iterable[Node]) -> set[Node]:
+    """Return some nodes and all that depend on them."""
+    found = set(starts)
     for node in graph.nodes:
-        is_input = node.op == "placeholder" and node.name not in names
-        if is_input or (node.op == "call_function" and not found.isdisjoint(node.all_input_nodes)):
+        if node.op == "call_function" and not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
 

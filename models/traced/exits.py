@@ -13,6 +13,7 @@ from wildflower.models.traced.depth import (
     ancestors,
     check_parts,
     of_input,
+    of_tensors,
     one_more,
     paths_of,
     tensors_read,
@@ -42,6 +43,11 @@ class Place:
     channels: int
     positions: bool = False
     tokens: int = 0
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions of that result."""
+        return len(self.nodes[True].meta["val"].shape)
 
 
 def wanted_places(
@@ -95,9 +101,9 @@ def _named(
     return places
 
 
-def head_behind(number: int, place: Place, rank: int, node: int, pad_id: int | None) -> list[Operation]:
-    """Return the operators of an exit's head right behind a node whose result has `rank` dimensions."""
-    others = [dimension for dimension in range(1, rank) if dimension != place.channels]
+def head_behind(number: int, place: Place, node: int, pad_id: int | None) -> list[Operation]:
+    """Return the operators of an exit's head right behind the node of its place."""
+    others = [dimension for dimension in range(1, place.rank) if dimension != place.channels]
     if place.positions:  # channels may be in the middle, where classes are in the answer
         pooled = [Operation(op="transpose.int", args=[{"n": node}, 1, 2])] if place.channels == 1 else []
     elif place.tokens and pad_id is not None:
@@ -211,11 +217,7 @@ def _alone(traced: Traced) -> list[dict[bool, Node]]:
 def _cuts(traced: Traced, *, training: bool) -> list[Node]:
     graph, names = traced.graphs[training], traced.names[training]
     # What is computed of the inputs alone, such as a mask of padding, is there for any exit.
-    weighed: set[Node] = set()
-    for node in graph.nodes:
-        if node.name in names or not weighed.isdisjoint(node.all_input_nodes):
-            weighed.add(node)
-    dependent = weighed & set(of_input(graph, names))
+    dependent = of_input(graph, names) & of_tensors(graph, names)
     order = {node: number for number, node in enumerate(graph.nodes)}
     live: set[Node] = set()
     cuts = []
@@ -235,15 +237,11 @@ def _with_weights_between(traced: Traced, places: Sequence[Place]) -> list[Place
     whole = _weights_read(answer, traced)
     for place in places:
         read = _weights_read(place.nodes[True], traced)
-        if kept and kept[-1][0] == read and _rank(kept[-1][1]) == _rank(place):
+        if kept and kept[-1][0] == read and kept[-1][1].rank == place.rank:
             kept.pop()
         if (read if not kept else read - kept[-1][0]) and len(whole - read) > 1:
             kept.append((read, place))
     return [place for _, place in kept]
-
-
-def _rank(place: Place) -> int:
-    return len(place.nodes[True].meta["val"].shape)
 
 
 def _weights_read(node: Node, traced: Traced) -> set[str]:

@@ -20,7 +20,7 @@ from wildflower.models.traced.program import Program, drawn
 from wildflower.models.traced.tracing import WHOLE
 from wildflower.models.traced.writes import check_writes
 from wildflower.models.traced.writing import Written
-from wildflower.plugins.draws import same_draws
+from wildflower.plugins.draws import inputs_like, same_draws
 from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
 from wildflower.plugins.reference import PluginError, one_sentence
@@ -126,7 +126,7 @@ def _tell_of_padding(where: str, written: Written) -> None:
     counted = [
         f"exit{number}"
         for number, place in enumerate(written.places, start=1)
-        if not (place.tokens or place.positions) and place.nodes[True].meta["val"].dim() > 2
+        if not (place.tokens or place.positions) and place.rank > 2
     ]
     if written.pad_id is not None and counted:
         log.warning(
@@ -252,10 +252,3 @@ def _compare(where: str, what: str, module: Tensor, graph: Tensor, *, training: 
         f"something that a graph does not hold, such as the size of the batch, an attribute that it changes (write "
         f"buffers by self.mean.copy_(...)) or chance that is not PyTorch's: compute it from the input, {WHOLE}"
     )
-
-
-def inputs_like(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Draw inputs: numbers, or the first two tokens of any vocabulary."""
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator)
-    return torch.randint(0, 2, shape, generator=generator, dtype=dtype)

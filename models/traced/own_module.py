@@ -14,10 +14,11 @@ from wildflower.models.architecture import Architecture
 from wildflower.models.traced.family import Traced
 from wildflower.models.traced.graph import Operation
 from wildflower.models.traced.layouts import Layout
-from wildflower.models.traced.making import TOLERANCE, TRIED, answer_of, inputs_like, written_module
+from wildflower.models.traced.making import TOLERANCE, TRIED, answer_of, written_module
 from wildflower.models.traced.operators import CONVOLUTIONS, short_name
 from wildflower.models.traced.program import INPUT, Program, reads
 from wildflower.models.traced.writing import Written
+from wildflower.plugins.draws import inputs_like
 from wildflower.plugins.flower_log import log
 from wildflower.plugins.reference import PluginError
 

@@ -299,19 +299,22 @@ def rolled(found: Propagation, node: Node) -> Layouts:
     layouts = _first(found, node)
     dimensions = arguments(node)["dims"]
     for place in [dimensions] if isinstance(dimensions, int) else dimensions or range(len(layouts)):
-        pin(layouts[place], "its entries change places")
-        if not found.is_batch(layouts[place]):  # a class's own entry is not where it was
-            layouts[place] = fresh(shape_of(node)[place], "its entries change places")
+        _change(found, node, layouts, place, "its entries change places")
     return layouts
 
 
 def summed_up(found: Propagation, node: Node) -> Layouts:
     """Entries of a dimension, each with those before it."""
-    layouts, place = _first(found, node), arguments(node)["dim"]
-    if not found.is_batch(layouts[place]):
-        pin(layouts[place], "its entries are summed up")
-        layouts[place] = fresh(shape_of(node)[place], "its entries are summed up")
+    layouts = _first(found, node)
+    _change(found, node, layouts, arguments(node)["dim"], "its entries are summed up")
     return layouts
+
+
+def _change(found: Propagation, node: Node, layouts: Layouts, place: int, why: str) -> None:
+    """Let nothing of a dimension be cut, nor its entries be those of before: a class's own is not where it was."""
+    pin(layouts[place], why)
+    if not found.is_batch(layouts[place]):
+        layouts[place] = fresh(shape_of(node)[place], why)
 
 
 def index(found: Propagation, node: Node) -> Layouts:

@@ -223,8 +223,7 @@ class Written:
                 self.positions[node] = len(written) - 1
                 if node in heads:
                     number, place = heads[node]
-                    rank = len(self.found.of(node))
-                    written += head_behind(number + 1, place, rank, len(written) - 1, self.pad_id)
+                    written += head_behind(number + 1, place, len(written) - 1, self.pad_id)
                     answers[number].append(len(written) - 1)
         if numbers[self._answer(training)] != {"n": len(written) - 1}:
             written.append(Operation(op="alias.default", args=[numbers[self._answer(training)]]))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MAX_DEVICES_PER_TIER = 50  # a tier of more is planned with that many of its devices, evenly spread
 STRAGGLER_FACTOR = 2.0  # a round that lasts longer than this many times the median device's has a straggler
-SHORTEST_WAIT_SECONDS = 0.1  # a shorter round is not worth smaller models: no message reaches a device in less
+SHORTEST_WAIT_SECONDS = 0.1  # nobody gives devices smaller models for a shorter one
 LIMITS: dict[str, dict[str, Any]] = {
     "memory": {"memory_bytes": 2**62},
     "link": {"download_bytes": None, "upload_bytes": None},
@@ -296,8 +296,8 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             "and they do not finish."
         )
         last = None
-    is_late = last is not None and last.seconds > max(STRAGGLER_FACTOR * usual, SHORTEST_WAIT_SECONDS) and usual > 0
-    if last is not None and is_late and not config.budget.round_seconds:
+    late = max(STRAGGLER_FACTOR * usual, SHORTEST_WAIT_SECONDS)
+    if last is not None and last.seconds > late and usual > 0 and not config.budget.round_seconds:
         found.append(
             f"A round waits for tier {last.tier}, which takes {seconds_text(last.seconds)}; the median device takes "
             f"{seconds_text(usual)}. budget.round-seconds = {float(f'{usual:.2g}'):g} gives slow devices less to "

@@ -188,7 +188,7 @@ def summary_rows(summary: Summary, *, virtual_clock: bool, whole: str) -> list[t
             row("", note)
     by_tier = summary.delivered_score_by_tier or {}
     for tier, score in by_tier.items():
-        is_worst = tier == summary.worst_tier and len({text(of) for of in by_tier.values()}) > 1
+        is_worst = tier == summary.worst_tier and summary.tiers_differ
         row(f"  tier {tier}", f"{text(score)}{' (worst)' if is_worst else ''}")
     if summary.worst_device is not None and summary.worst_device_score is not None:
         row("worst device", f"{text(summary.worst_device_score)}, device {summary.worst_device}")

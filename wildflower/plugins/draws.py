@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @contextmanager
@@ -36,3 +40,12 @@ def same_chance() -> Iterator[None]:
     finally:
         random.setstate(own)
         np.random.set_state(numpy)
+
+
+def inputs_like(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Draw inputs: numbers, or the first two tokens of any vocabulary."""
+    import torch
+
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator)
+    return torch.randint(0, 2, shape, generator=generator, dtype=dtype)

@@ -6,8 +6,8 @@ from wildflower.messages.error import MessageError
 from wildflower.messages.orders import MAX_BESIDE
 from wildflower.messages.packing import Layout
 from wildflower.messages.tensor_sets import STATISTICS, TensorSet, Weights, digest
+from wildflower.models.architecture import Architecture
 from wildflower.models.family import Family
-from wildflower.models.placement import class_dimension
 from wildflower.plugins.draws import same_chance
 from wildflower.plugins.flower_log import log
 from wildflower.plugins.raised_as import raised_as
@@ -48,11 +48,15 @@ def dry_run_tensor_sets(method: Method) -> None:
         method.family.place(order.architecture, method.selection(order.device, order.architecture).select)
     except ValueError as error:
         raise DryRunError(str(error)) from error
-    by_class = any(tensor_set.merge and tensor_set.merge.present_classes for tensor_set in mine[1].values())
-    tensors = method.family.tensors(order.architecture)
-    network = method.family.without_memory(order.architecture)
+    if any(tensor_set.merge and tensor_set.merge.present_classes for tensor_set in mine[1].values()):
+        _tell_of_classes(method.family, order.architecture)
+
+
+def _tell_of_classes(family: Family, architecture: Architecture) -> None:
+    """Warn of a model of which no learned tensor has an entry for each class."""
+    tensors, network = family.tensors(architecture), family.without_memory(architecture)
     learned = tensors.keys() & {name for name, _ in network.named_parameters()}
-    if by_class and learned and all(class_dimension(tensors[name].axes) is None for name in learned):
+    if learned and not any(tensors[name].of_classes for name in learned):
         log.warning(
             "No tensor of the model counts the classes one by one: what devices without a class return counts for it "
             "as well. A head such as nn.Linear(channels, classes) at the end has such a tensor"
